@@ -1,7 +1,7 @@
 """Patterns over graphs (TVM: `relay.dataflow_pattern`).
 
     x, w, b = wildcard(), is_constant(), is_constant()
-    conv_bias = is_op("add")(is_op("nn.conv2d")(x, w).has_attr({"groups": 1}), b)
+    conv_bias = is_op("add")(is_op(Conv2D)(x, w).has_attr({"groups": 1}), b)
 
     class Rule(PatternRule):
         pattern = conv_bias
@@ -11,23 +11,28 @@
 
 A pattern object that occurs twice must meet the same expression twice. Calls of `add`, `multiply`, `maximum` and
 `minimum` match in either order of their operands. `rewrite` looks rules up by the operator at their root.
+
+While decisions are recorded (`te.ir.decisions`), `rewrite` notes which rules fired at which nodes, and near misses:
+patterns that several operators matched before one did not, and rules that refused what their pattern matched.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relayc.relay.op.base import OpDef, get_op
+from relayc.relay.op.base import OpDef, expect_op, get_op
 from relayc.relay.type import TensorType, Type, shapes_equal
 from relayc.te.ir import collect
+from relayc.te.ir.decisions import Decision, Refused, is_recording, note, record
 from relayc.te.tir import Dim
 
 __all__ = [
     "Found",
+    "OperatorPattern",
     "Pattern",
     "PatternRule",
     "is_constant",
@@ -41,8 +46,12 @@ __all__ = [
     "wildcard",
 ]
 
+_O = TypeVar("_O", bound=OpDef)
+
 COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
 _MAX_REWRITES_OF_ONE_NODE = 16
+_NEAR = 3
+"""Operators, one inside of the other, that a pattern has to match to have missed nearly."""
 
 Bindings = dict["Pattern", Expr]
 
@@ -73,6 +82,10 @@ class Found(Mapping["Pattern", Expr]):
         assert isinstance(found, Call)
         return found
 
+    def op(self, pattern: OperatorPattern[_O]) -> _O:
+        """The operator that `pattern` is bound to a call of, with its attributes."""
+        return expect_op(self._bindings[pattern], pattern.kind)
+
 
 class Pattern(ABC):
     """Base of patterns. Compared by identity."""
@@ -88,6 +101,11 @@ class Pattern(ABC):
     def may_match(self, e: Expr) -> bool:
         """A quick necessary condition for a match of `e`, which ignores the bindings."""
         return True
+
+    @property
+    def expected(self) -> str:
+        """What matches, in a few words."""
+        return "another expression"
 
     def attempt(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         """`solve`, with this pattern itself bound to one expression."""
@@ -117,31 +135,36 @@ class Pattern(ABC):
             op = e.op if isinstance(e, Call) else None
             return isinstance(op, OpDef) and all(getattr(op, k, None) == v for k, v in attrs.items())
 
-        return _Where(self, check)
+        return _Where(self, check, ", ".join(f"{name} {value}" for name, value in attrs.items()))
 
     def has_dtype(self, dtype: str) -> Pattern:
         """A tensor of this element type."""
-        return _Where(self, lambda e: isinstance(e.ty, TensorType) and e.ty.dtype == dtype)
+        return _Where(self, lambda e: isinstance(e.ty, TensorType) and e.ty.dtype == dtype, dtype)
 
     def has_shape(self, shape: Sequence[Dim]) -> Pattern:
         """A tensor of this shape."""
-        return _Where(self, lambda e: isinstance(e.ty, TensorType) and shapes_equal(e.ty.shape, shape))
+        holds = lambda e: isinstance(e.ty, TensorType) and shapes_equal(e.ty.shape, shape)  # noqa: E731
+        return _Where(self, holds, f"shape {tuple(shape)}")
 
     def has_type(self, ty: Type) -> Pattern:
         """A value of this type."""
-        return _Where(self, lambda e: e.ty is ty)
+        return _Where(self, lambda e: e.ty is ty, str(ty))
 
-    def where(self, check: Callable[[Expr], bool]) -> Pattern:
-        """An expression for which `check` holds."""
-        return _Where(self, check)
+    def where(self, check: Callable[[Expr], bool], expected: str = "another expression") -> Pattern:
+        """An expression for which `check` holds; `expected` says in a few words which these are."""
+        return _Where(self, check, expected)
 
     def __call__(self, *args: Pattern) -> Pattern:
         raise TypeError("only is_op(...) takes argument patterns")
 
 
 class _Leaf(Pattern):
-    def __init__(self, check: Callable[[Expr], bool]) -> None:
-        self.check = check
+    def __init__(self, check: Callable[[Expr], bool], expected: str) -> None:
+        self.check, self._expected = check, expected
+
+    @property
+    def expected(self) -> str:
+        return self._expected
 
     def may_match(self, e: Expr) -> bool:
         return self.check(e)
@@ -156,18 +179,22 @@ class _Anything(Pattern):
         yield bound
 
 
-class _Op(Pattern):
-    """A call of one of several operators; without `args`, with any arguments."""
+class OperatorPattern(Pattern, Generic[_O]):
+    """A call of one of several operators, of classes whose base is `kind`; without `args`, with any arguments."""
 
-    def __init__(self, names: tuple[str, ...], args: tuple[Pattern, ...] | None = None) -> None:
-        self.names = names
+    def __init__(self, names: tuple[str, ...], kind: type[_O], args: tuple[Pattern, ...] | None = None) -> None:
+        self.names, self.kind = names, kind
         self.args = args
 
-    def __call__(self, *args: Pattern) -> Pattern:
-        return _Op(self.names, args)
+    def __call__(self, *args: Pattern) -> OperatorPattern[_O]:
+        return OperatorPattern(self.names, self.kind, args)
 
     def roots(self) -> frozenset[str]:
         return frozenset(self.names)
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(self.names)
 
     def may_match(self, e: Expr) -> bool:
         if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.name not in self.names:
@@ -195,6 +222,10 @@ class _Either(Pattern):
         a, b = self.first.roots(), self.second.roots()
         return None if a is None or b is None else a | b
 
+    @property
+    def expected(self) -> str:
+        return f"{self.first.expected} or {self.second.expected}"
+
     def may_match(self, e: Expr) -> bool:
         return self.first.may_match(e) or self.second.may_match(e)
 
@@ -204,14 +235,18 @@ class _Either(Pattern):
 
 
 class _Where(Pattern):
-    def __init__(self, inner: Pattern, check: Callable[[Expr], bool]) -> None:
-        self.inner, self.check = inner, check
+    def __init__(self, inner: Pattern, check: Callable[[Expr], bool], expected: str) -> None:
+        self.inner, self.check, self._expected = inner, check, expected
+
+    @property
+    def expected(self) -> str:
+        return self._expected
 
     def roots(self) -> frozenset[str] | None:
         return self.inner.roots()
 
     def __call__(self, *args: Pattern) -> Pattern:
-        return _Where(self.inner(*args), self.check)
+        return _Where(self.inner(*args), self.check, self._expected)
 
     def may_match(self, e: Expr) -> bool:
         return self.inner.may_match(e)
@@ -263,26 +298,33 @@ def wildcard() -> Pattern:
     return _Anything()
 
 
-def is_op(*names: str) -> Pattern:
-    """A call of one of the operators; call the pattern to give patterns for the arguments."""
-    for name in names:
-        get_op(name)
-    return _Op(names)
+@overload
+def is_op(*operators: str) -> OperatorPattern[OpDef]: ...
+@overload
+def is_op(*operators: type[_O]) -> OperatorPattern[_O]: ...
+def is_op(*operators: str | type[OpDef]) -> OperatorPattern[Any]:
+    """A call of one of the operators, given by name or class; call the pattern to give patterns for the arguments.
+
+    `Found.op` of a pattern of classes is an instance of them, with its attributes.
+    """
+    classes = [get_op(operator) if isinstance(operator, str) else operator for operator in operators]
+    kind = next(base for base in classes[0].__mro__ if all(issubclass(other, base) for other in classes))
+    return OperatorPattern(tuple([operator.name for operator in classes]), kind)
 
 
-def is_constant(check: Callable[[Constant], bool] | None = None) -> Pattern:
-    """A constant (for which `check` holds)."""
-    return _Leaf(lambda e: isinstance(e, Constant) and (check is None or check(e)))
+def is_constant(check: Callable[[Constant], bool] | None = None, expected: str = "a constant") -> Pattern:
+    """A constant (for which `check` holds; `expected` says in a few words which these are)."""
+    return _Leaf(lambda e: isinstance(e, Constant) and (check is None or check(e)), expected)
 
 
 def is_var(name: str | None = None) -> Pattern:
     """A variable (of this name)."""
-    return _Leaf(lambda e: isinstance(e, Var) and name in (None, e.name))
+    return _Leaf(lambda e: isinstance(e, Var) and name in (None, e.name), f"the variable {name or ''}")
 
 
 def is_expr(expr: Expr) -> Pattern:
     """This very expression."""
-    return _Leaf(lambda e: e is expr)
+    return _Leaf(lambda e: e is expr, "a certain expression")
 
 
 def is_tuple(fields: Sequence[Pattern]) -> Pattern:
@@ -310,8 +352,8 @@ class PatternRule(ABC):
     pattern: Pattern
 
     @abstractmethod
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        """The replacement of the matched `call`, of the same type; None to leave it (a condition does not hold)."""
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
+        """The replacement of the matched `call`, of the same type; a refusal with its reason, or None, to leave it."""
 
 
 def rewrite(rules: Sequence[PatternRule], function: Function) -> Function:
@@ -352,6 +394,71 @@ def _apply_once(table: RuleTable, e: Expr, shared: Sharing) -> Expr | None:
     for rule in (*table.get(e.op.name, ()), *table.get(None, ())):
         found = rule.pattern.match(e, shared)
         replaced = None if found is None else rule.replace(e, found)
-        if replaced is not None and replaced is not e:
+        if is_recording():
+            _note(rule, e, found, replaced)
+        if replaced is not None and replaced is not e and not isinstance(replaced, Refused):
             return replaced
     return None
+
+
+def _note(rule: PatternRule, call: Call, found: Found | None, replaced: Expr | Refused | None) -> None:
+    """Record that a rule fired, or that it nearly did."""
+    name, node = type(rule).__name__, _node_text(call)
+    if isinstance(replaced, Refused):
+        record(Decision(name, "", [(node, replaced.reason)]))
+    elif replaced is not None and replaced is not call:
+        note(name, "fired", node=node)
+    elif found is None and (missed := _Misses().of(rule.pattern, call)):
+        record(Decision(name, "", [(node, missed)]))
+
+
+def _node_text(e: Expr) -> str:
+    """A node by its name in the model; by its operator and type without one."""
+    return str(e.span) if e.span is not None else f"{_kind_of(e)} {e.ty}"
+
+
+def _kind_of(e: Expr) -> str:
+    if isinstance(e, Call) and isinstance(e.op, OpDef):
+        return e.op.name
+    return f"the number {e.data.item():g}" if isinstance(e, Constant) and e.data.size == 1 else type(e).__name__.lower()
+
+
+class _Misses:
+    """How far a pattern matches an expression: the operators on the longest path from the root that match."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []
+        self.reason = ""
+
+    def of(self, pattern: Pattern, e: Expr) -> str:
+        """Where the match of `e` ends, "" unless it is a near miss."""
+        self._follow(pattern, e, [])
+        return self.reason if len(self.path) >= _NEAR else ""
+
+    def _follow(self, pattern: Pattern, e: Expr, path: list[str]) -> bool:
+        """Does `pattern` match, regardless of what else the same patterns met? Notes the deepest place where not."""
+        match pattern:
+            case _Either():
+                return self._follow(pattern.first, e, path) or self._follow(pattern.second, e, path)
+            case _Where():
+                return self._follow(pattern.inner, e, path) and (pattern.check(e) or self._ends(pattern, e, path))
+            case OperatorPattern() if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.name in pattern.names:
+                if pattern.args is None:
+                    return True
+                if len(pattern.args) != len(e.args):
+                    return self._ends(pattern, e, path)
+                orders = (e.args, e.args[::-1]) if e.op.name in COMMUTATIVE else (e.args,)
+                inside = [*path, e.op.name]
+                return any(
+                    all(self._follow(p, a, inside) for p, a in zip(pattern.args, args, strict=True)) for args in orders
+                )
+            case OperatorPattern() | _Leaf():
+                return pattern.may_match(e) or self._ends(pattern, e, path)
+            case _:
+                return True
+
+    def _ends(self, pattern: Pattern, e: Expr, path: list[str]) -> bool:
+        if len(path) > len(self.path):
+            self.path = path
+            self.reason = f"{' of '.join(reversed(path))}: expected {pattern.expected}, found {_kind_of(e)}"
+        return False

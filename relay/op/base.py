@@ -33,7 +33,10 @@ from relayc.te.errors import CompileError
 from relayc.te.ir import Abstract, Span
 from relayc.te.ir.structural import StructuralEqual
 
-__all__ = ["MixedPrecision", "OpDef", "OpPattern", "aligning", "get_op", "list_op_names", "make_call", "register_op"]
+__all__ = [
+    "MixedPrecision", "OpDef", "OpPattern", "aligning", "expect_op", "get_op", "list_op_names", "make_call", "op_of",
+    "register_op",
+]  # fmt: skip
 
 _O = TypeVar("_O", bound="OpDef")
 Permutation = tuple[int, ...]
@@ -297,6 +300,18 @@ def registered_definitions() -> list[type[OpDef]]:
 def list_op_names() -> list[str]:
     """The names of all registered operators, sorted (TVM: `tvm.ir.Op.list_op_names`)."""
     return sorted(_registry)
+
+
+def op_of(e: Expr, kind: type[_O]) -> _O | None:
+    """The operator that `e` calls if it is of this class, with its attributes."""
+    return e.op if isinstance(e, Call) and isinstance(e.op, kind) else None
+
+
+def expect_op(e: Expr, kind: type[_O]) -> _O:
+    """The operator that `e` calls, which is known to be of this class, with its attributes."""
+    op = op_of(e, kind)
+    assert op is not None, f"expected a call of {kind.__name__}, got {e}"
+    return op
 
 
 def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, **attrs: Any) -> Call:

@@ -11,7 +11,12 @@ import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr, Function
 from relayc.relay.expr_functor import Sharing
-from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.base import OpDef, expect_op, make_call, op_of
+from relayc.relay.op.indexing import Take
+from relayc.relay.op.nn.dense import BatchMatmul
+from relayc.relay.op.nn.norm import Softmax
+from relayc.relay.op.reduce import Max
+from relayc.relay.op.transform import Transpose
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
 from relayc.relay.transform.causal_masks import is_causal_mask
@@ -19,6 +24,7 @@ from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.zero_one_masks import as_condition, value_where_zero
 from relayc.relay.type import dims_equal, shapes_equal
 from relayc.te.ir import PassContext
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Dim
 
 __all__ = ["RecognizeAttention"]
@@ -56,27 +62,33 @@ class DecomposedAttention(PatternRule):
     """softmax(q k^T * scale + mask) v = attention(q, k, v, mask)"""
 
     weights, value = wildcard(), wildcard()
-    product = is_op("nn.batch_matmul")(weights, value)
+    product = is_op(BatchMatmul)(weights, value)
     pattern = product | is_op("cast")(product | is_op("reshape")(product))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         kind, product = str(call.dtype), found.call(self.product)
-        if kind not in ("float32", *NARROW) or product.op.transpose_a:  # type: ignore[union-attr]
-            return None
-        if product is not call and (kind not in NARROW or any(map(found.shared, (call.args[0], product)))):
-            return None
+        operator = found.op(self.product)
         weights = _Weights.of(found[self.weights], kind, found.shared)
-        if weights is None:
-            return None
+        if isinstance(weights, Refused):
+            return None if weights is _NO_SOFTMAX else weights
+        if kind not in ("float32", *NARROW) or operator.transpose_a:
+            return Refused(f"the product is of {kind}, or reads the weights transposed")
+        if product is not call and (kind not in NARROW or any(map(found.shared, (call.args[0], product)))):
+            return Refused("the product is cast to a wider type, or is also used before the cast")
         scores = _Scores.of(weights.softmax, kind, found.shared)
-        if scores is None or not weights.hidden_by(scores):
-            return None
+        if isinstance(scores, Refused):
+            return scores
+        if not weights.hidden_by(scores):
+            return Refused("rows without visible keys are zeros by another mask than that of the scores")
         if len(weights.softmax.shape) > 4:
-            return None
+            return Refused(f"the softmax has {len(weights.softmax.shape)} dimensions, more than 4")
         value = _before_widening(found[self.value], kind)
-        value = value if not product.op.transpose_b else _swapped(value)  # type: ignore[union-attr]
+        value = value if not operator.transpose_b else _swapped(value)
         made = scores.attention(value, product)
-        return None if made is None else reshaped(made, call.shape, call.span)
+        return made if isinstance(made, Refused) else reshaped(made, call.shape, call.span)
+
+
+_NO_SOFTMAX = Refused("the left operand of the product is no softmax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +103,7 @@ class _Weights:
         return self.masked_by is None or scores.added == (self.masked_by,)
 
     @staticmethod
-    def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
+    def of(e: Expr, kind: str, shared: Sharing) -> _Weights | Refused:
         """The weights of a product `e`, after a view that merges the heads of a group."""
         e = _without_casts(e, kind, shared)
         if is_call_of(e, "reshape") and not shared(e):
@@ -99,17 +111,20 @@ class _Weights:
         if is_call_of(e, "where") and not shared(e):
             test, zero, weights = cast(Call, e).args
             if not _is_scalar(zero, 0.0):
-                return None
+                return _NO_SOFTMAX
             if is_call_of(test, "isnan") and cast(Call, test).args[0] is weights:
                 return _Weights._of_softmax(weights, None)
             mask = _where_all_hidden(test)
-            return None if mask is None or shared(weights) else _Weights._of_softmax(weights, mask)
-        return None if shared(e) else _Weights._of_softmax(e, None)
+            if mask is None or shared(weights):
+                return Refused("weights are selected by another condition than that a row has no visible keys")
+            return _Weights._of_softmax(weights, mask)
+        found = _Weights._of_softmax(e, None)
+        return Refused("the softmax is used elsewhere as well") if found and shared(e) else found
 
     @staticmethod
-    def _of_softmax(e: Expr, masked_by: Expr | None) -> _Weights | None:
+    def _of_softmax(e: Expr, masked_by: Expr | None) -> _Weights | Refused:
         softmax = _softmax(e)
-        return None if softmax is None else _Weights(softmax, masked_by)
+        return _Weights(softmax, masked_by) if isinstance(softmax, Call) else softmax
 
 
 def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
@@ -137,17 +152,17 @@ def _where_all_hidden(test: Expr) -> Expr | None:
     if not is_call_of(largest, "max") or not _is_scalar(number, float("-inf")):
         return None
     call = cast(Call, largest)
-    axes, rank = call.op.axis, len(call.args[0].shape)  # type: ignore[union-attr]
-    keeps = axes is not None and [a % rank for a in axes] == [rank - 1] and call.op.keepdims  # type: ignore[union-attr]
+    op, rank = expect_op(call, Max), len(call.args[0].shape)
+    keeps = op.axis is not None and [a % rank for a in op.axis] == [rank - 1] and op.keepdims
     return call.args[0] if keeps else None
 
 
-def _softmax(e: Expr) -> Call | None:
-    if not is_call_of(e, "nn.softmax"):
-        return None
-    call = cast(Call, e)
-    rank = len(call.shape)
-    return call if call.op.axis % rank == rank - 1 else None  # type: ignore[union-attr]
+def _softmax(e: Expr) -> Call | Refused:
+    op = op_of(e, Softmax)
+    if op is None:
+        return _NO_SOFTMAX
+    last = op.axis % len(e.shape) == len(e.shape) - 1
+    return cast(Call, e) if last else Refused("the softmax is not along the last dimension")
 
 
 def _swapped(e: Expr) -> Expr:
@@ -166,7 +181,7 @@ def _is_strided(e: Expr) -> bool:
         e = cast(Call, e).args[0]
     if not is_call_of(e, "transpose"):
         return False
-    axes, rank = cast(Call, e).op.axes, len(e.shape)  # type: ignore[union-attr]
+    axes, rank = expect_op(e, Transpose).axes, len(e.shape)
     return axes is None or axes[-1] % rank != rank - 1
 
 
@@ -177,6 +192,9 @@ def _scalar_value(e: Expr) -> float | None:
 
 def _is_scalar(e: Expr, value: float) -> bool:
     return _scalar_value(e) == value
+
+
+_OTHER_FACTOR = Refused("a factor of the scores is no constant number, none for each head, and not of zeros and ones")
 
 
 @dataclass(slots=True)
@@ -208,19 +226,24 @@ class _Scores:
     softcap: float = 0.0
 
     @staticmethod
-    def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | None:
-        """The parts of the argument of `softmax`, peeled off from the outside; None for other expressions."""
+    def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | Refused:
+        """The parts of the argument of `softmax`, peeled off from the outside; refused for other expressions."""
         found = _Scores(softmax, softmax, kind, softmax.shape, softmax.shape)
         e = found._note_rounding(_without_casts(softmax.args[0], kind, shared))
         while not is_call_of(e, "nn.batch_matmul"):
-            inner = None if shared(e) or not isinstance(e, Call) else found._take(e)
-            if inner is None:
-                return None
+            if not isinstance(e, Call) or not _holds_product(e):
+                other = e.operator.name if isinstance(e, Call) else type(e).__name__.lower()
+                return Refused(f"expected a product of queries and keys before the softmax, found {other}")
+            if shared(e):
+                return Refused(f"the result of {e.operator.name} before the softmax is used elsewhere as well")
+            inner = found._take(e)
+            if isinstance(inner, Refused):
+                return Refused(f"{e.operator.name} before the softmax: {inner.reason}")
             e = found._note_rounding(_without_casts(inner, kind, shared))
         if shared(e) or e.dtype not in ("float32", kind):
-            return None
+            return Refused(f"the product before the softmax is of {e.dtype}, or used elsewhere as well")
         found.product = cast(Call, e)
-        return found if found._has_heads() else None
+        return found if found._has_heads() else Refused("product and softmax differ in more than views of their heads")
 
     def _note_rounding(self, e: Expr) -> Expr:
         """Note the type of `e`, to which the scores are rounded if it is the outermost operation; returns `e`."""
@@ -241,19 +264,19 @@ class _Scores:
             return dims_equal(rows[1], scores[2])
         groups, heads = rows[1], scores[1]
         known = isinstance(groups, int) and isinstance(heads, int) and groups > 0 and dims_equal(rows[0], scores[0])
-        return known and heads % groups == 0  # type: ignore[operator]
+        return bool(known) and isinstance(heads, int) and isinstance(groups, int) and heads % groups == 0
 
-    def _take(self, call: Call) -> Expr | None:
+    def _take(self, call: Call) -> Expr | Refused:
         """Note the effect of the outermost operator, and return its operand."""
         args = call.args
         if is_call_of(call, "reshape"):
             return self._take_view(call)
         if self.transposed:
-            return None
+            return Refused("inside of a transposition of the scores there may only be views")
         if is_call_of(call, "multiply", "divide"):
             return self._take_factor(call)
         if self.of_heads is not None:
-            return None
+            return Refused("inside of a factor for each head there may only be factors and views")
         if is_call_of(call, "transpose") and before_transposition(call) is not None:
             self.transposed = True
             return args[0]
@@ -265,11 +288,12 @@ class _Scores:
             inner, mask = args[::-1] if swaps else args
             mask = self._by_heads(mask)
             if inner.ty is not call.ty or not _holds_product(inner) or mask is None:
-                return None
+                return Refused("the mask has another shape than the scores, or the first operand is no score")
             factor = self.scale if is_call_of(call, "add") else -self.scale
-            return inner if self._add(mask if factor == 1.0 else _scaled(mask, factor)) else None
+            added = self._add(mask if factor == 1.0 else _scaled(mask, factor))
+            return inner if added else Refused("masks of several types are added")
         takes = is_call_of(call, "where") and self.kept is None and not self.softcap
-        return self._take_where(call) if takes else None
+        return self._take_where(call) if takes else Refused("no operator of attention here, or a second one")
 
     def _add(self, mask: Expr) -> bool:
         """Note an added mask; False if its type differs from that of an earlier one."""
@@ -279,14 +303,14 @@ class _Scores:
             self.added = (*self.added, mask)
         return True
 
-    def _take_view(self, call: Call) -> Expr | None:
+    def _take_view(self, call: Call) -> Expr | Refused:
         """The scores before batch and heads were split, or the product before the heads of a group were."""
         (inner,) = call.args
         product = cast(Call, inner).args[0] if is_call_of(inner, "cast") else inner
         if is_call_of(product, "nn.batch_matmul"):
             return inner
         if not 3 <= len(inner.shape) <= 5 or not shapes_equal(inner.shape[-2:], call.shape[-2:]):
-            return None
+            return Refused("a view of the scores changes queries or keys, or has less than 3 or more than 5 dimensions")
         plain = not self.added and not self.bias and self.kept is None
         if plain and len(self.scores) == 3 and len(inner.shape) == 4:
             self.scores = inner.shape
@@ -308,7 +332,7 @@ class _Scores:
             return None
         return reshaped(mask, (*scores[:2], *mask.shape[1:]))
 
-    def _take_factor(self, call: Call) -> Expr | None:
+    def _take_factor(self, call: Call) -> Expr | Refused:
         x, y = call.args
         factor = _scalar_value(y)
         if factor is None and is_call_of(call, "multiply"):
@@ -316,27 +340,27 @@ class _Scores:
         if factor is None and is_call_of(call, "multiply"):
             return self._take_factor_of_heads(call) or self._take_zeros_and_ones(call)
         if factor is None or x.ty is not call.ty or not factor:
-            return None
+            return Refused("the scale is no constant of one element that is not 0")
         self.scale *= factor if is_call_of(call, "multiply") else 1.0 / factor
         return x
 
-    def _take_factor_of_heads(self, call: Call) -> Expr | None:
+    def _take_factor_of_heads(self, call: Call) -> Expr | Refused:
         """The operand of a multiplication by one factor for each head."""
         x, factor = call.args if _holds_product(call.args[0]) else call.args[::-1]
         plain = self.kind == "float32" and not self.softcap and self.of_heads is None and x.ty is call.ty
         if not plain or not _holds_product(x) or len(factor.shape) < 3 or factor.shape[-2:] != (1, 1):
-            return None
+            return _OTHER_FACTOR
         self.of_heads = self._by_heads(factor)
-        return None if self.of_heads is None else x
+        return _OTHER_FACTOR if self.of_heads is None else x
 
-    def _take_zeros_and_ones(self, call: Call) -> Expr | None:
+    def _take_zeros_and_ones(self, call: Call) -> Expr | Refused:
         """x * m + c * (1 - m) is x where m is 1, and c where it is 0. The added term is noted already."""
         x, mask = call.args if _holds_product(call.args[0]) else call.args[::-1]
         selected = self.kept is not None or self.softcap or self.of_heads is not None
         condition = None if selected else as_condition(mask)
         kept = None if condition is None else self._by_heads(condition[0])
         if condition is None or kept is None or x.ty is not call.ty or not _holds_product(x):
-            return None
+            return _OTHER_FACTOR
         same = kept if isinstance(mask, Constant) else mask
         numbers = [value_where_zero(e, same, condition[1]) for e in self.added]
         hides = next((i for i, number in enumerate(numbers) if number is not None), len(numbers))
@@ -350,7 +374,7 @@ class _Scores:
         """Note that scores are `hidden` where they are not `kept`. Terms added before apply after the selection."""
         self.kept, self.masked_value, self.bias, self.added = kept, hidden, self.added, ()
 
-    def _take_where(self, call: Call) -> Expr | None:
+    def _take_where(self, call: Call) -> Expr | Refused:
         test, first, second = call.args
         hidden, inner = _scalar_value(second), first
         if hidden is None:
@@ -358,39 +382,39 @@ class _Scores:
             test = _negated(test)
         test = self._by_heads(test)
         if hidden is None or inner.ty is not call.ty or test is None:
-            return None
+            return Refused("hidden scores are no constant, or the condition has another shape than the scores")
         self._select(test, hidden * self.scale)
         return inner
 
-    def attention(self, value: Expr, call: Call) -> Expr | None:
+    def attention(self, value: Expr, call: Call) -> Expr | Refused:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
-        op, (*lead, queries, _) = self.product.op, self.scores
+        op, (*lead, queries, _) = expect_op(self.product, BatchMatmul), self.scores
         (query, before), (key, after) = [
             _without_factor(_before_widening(e, self.kind)) for e in self.product.args
         ]
         if any(e.dtype != self.kind for e in (query, key, value)):
-            return None
-        query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
-        key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
+            return Refused(f"queries, keys and values are not all of {self.kind}")
+        query = _swapped(query) if op.transpose_a else query
+        key = key if op.transpose_b else _swapped(key)
         query, key = (key, query) if self.transposed else (query, key)
         groups = call.shape[:-2]
         same = all(shapes_equal(e.shape[:-2], groups) for e in (query, key, value))
         if not same or not dims_equal(key.shape[-2], value.shape[-2]):
-            return None
+            return Refused("queries, keys and values differ in batch, heads or positions")
         ones = (1,) * (2 - len(lead))
         known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
-            return None
+            return Refused("the number of heads or channels is dynamic")
         few = isinstance(queries, int) and queries < _FEWEST_QUERIES
         if few and any(_is_strided(e) for e in (key, value)):
-            return None
+            return Refused(f"fewer than {_FEWEST_QUERIES} queries, and keys or values stored channel by channel")
         scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
         if self.of_heads is not None:
             factor, plain = self.of_heads, query.ty
             query = make_call("multiply", (query, factor), call.span)
             if query.ty is not plain or len(lead) != 2:
-                return None
+                return Refused("a factor for each head needs separate dimensions for batch and heads")
         outer = (*groups, *ones) if len(groups) == len(lead) else lead
         key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (key, value)]
         key, value = _ungrouped(key, value)
@@ -521,9 +545,9 @@ def _before_repetition(e: Expr) -> Expr | None:
 
 def _before_taking(call: Call) -> Expr | None:
     """x (B, G, T, D) of a gather that repeats each of its heads equally often, one after the other."""
-    (x, at), op = call.args, call.op
+    (x, at), op = call.args, expect_op(call, Take)
     groups = x.shape[1] if len(x.shape) == 4 == len(call.shape) else None
-    plain = op.axis % len(x.shape) == 1 and not op.batch_dims  # type: ignore[union-attr]
+    plain = op.axis % len(x.shape) == 1 and not op.batch_dims
     if not plain or not isinstance(groups, int) or not isinstance(at, Constant) or not groups:
         return None
     heads = np.arange(groups).repeat(at.data.size // groups)

@@ -6,6 +6,7 @@ import pytest
 
 from relayc import relay
 from relayc.relay.op import add, nn
+from relayc.relay.op.nn.norm import LogSoftmax, Softmax
 from relayc.relay.pattern import (
     Found,
     PatternRule,
@@ -19,6 +20,7 @@ from relayc.relay.pattern import (
     wildcard,
 )
 from relayc.te.ir import first_difference
+from relayc.te.ir.decisions import Refused, recording
 
 
 def x4(name: str = "x") -> relay.Var:
@@ -104,3 +106,52 @@ def test_the_quick_check_never_rejects_a_match():
         for pattern in patterns:
             assert pattern.may_match(e) or next(iter(pattern.attempt(e, {})), None) is None
     assert not patterns[0].may_match(add(x, y))
+
+
+class Swish(PatternRule):
+    """x * sigmoid(beta * x)"""
+
+    x, beta = wildcard(), is_constant(lambda c: c.data.size == 1, "a constant number")
+    pattern = is_op("multiply")(x, is_op("sigmoid")(is_op("multiply")(x, beta)))
+
+    def replace(self, call: relay.Call, found: Found) -> relay.Expr | Refused:
+        return Refused("it is only a test")
+
+
+def lines_of(body: relay.Expr) -> list[tuple[str, str]]:
+    function = relay.Function([x4()], body)
+    with recording() as decisions:
+        assert rewrite([Swish()], function) is function
+    return [(d.subject, reason) for d in decisions for _, reason in d.refused]
+
+
+def test_a_near_miss_says_where_the_match_ends():
+    x = x4()
+    half = relay.const([0.5, 0.5, 0.5, 0.5])
+    near = relay.multiply(x, relay.sigmoid(relay.multiply(x, half)))
+    assert lines_of(near) == [("Swish", "multiply of sigmoid of multiply: expected a constant number, found constant")]
+    far = relay.multiply(x, relay.sigmoid(x))
+    assert lines_of(far) == []
+
+
+def test_a_rule_that_refuses_what_its_pattern_matched_says_why():
+    x = x4()
+    body = relay.multiply(x, relay.sigmoid(relay.multiply(x, relay.const([0.5]))))
+    assert lines_of(body) == [("Swish", "it is only a test")]
+
+
+def test_a_rule_that_fires_is_recorded_with_its_node():
+    x = x4()
+    with recording() as decisions:
+        rewrite([ReluOfRelu()], relay.Function([x], nn.relu(nn.relu(x))))
+    (fired,) = decisions
+    assert (fired.subject, fired.choice) == ("ReluOfRelu", "fired") and "nn.relu" in fired.facts["node"]
+
+
+def test_operators_of_patterns_are_typed_by_class():
+    x = x4()
+    pattern = is_op(Softmax)(wildcard())
+    found = pattern.match(nn.softmax(x, axis=0))
+    assert found is not None and found.op(pattern).axis == 0
+    either = is_op(Softmax, LogSoftmax)
+    assert either.match(nn.log_softmax(x)) is not None and either.match(nn.relu(x)) is None
