@@ -42,11 +42,14 @@ def compile_onnx(
     (batch, positions, vocabulary), of which only the last position is computed; "auto": the one that
     `relay.transform.find_logits` finds. `before` is called when a model is about to be compiled; it may raise an error.
     A model from the cache is loaded with or without `huge_pages`, as by `load_model`; it has no `build_report`, and
-    neither `before` nor `progress` is called for it. Raises what `from_onnx` and `relay.build` raise.
+    neither `before` nor `progress` is called for it; with the option "relay.explain" it is compiled anew. Raises what
+    `from_onnx` and `relay.build` raise.
     """
     model = model_parts(model) or model  # a program's weights are taken out of it once
     kept = None if caches is None else caches if isinstance(caches, str) else tuple(sorted(caches.items()))
-    entry = model_entry(model, target, shape, opt_level, config, mod_name, (kept, last_position))
+    explains = bool((config or {}).get("relay.explain"))  # what the cache holds doesn't say why
+    of_cache = (model, target, shape, opt_level, config, mod_name, (kept, last_position))
+    entry = None if explains else model_entry(*of_cache)
     found = None if entry is None else entry.find(huge_pages)
     if found is not None:
         logger().info("model %r is in the cache, for %s", mod_name, found.graph.target)

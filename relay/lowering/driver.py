@@ -35,6 +35,7 @@ from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
+from relayc.relay.lowering.explain import PassRecord, explaining
 from relayc.relay.lowering.graph import (
     AliasReport,
     ControlNode,
@@ -61,6 +62,7 @@ from relayc.relay.user_arguments import check_text, named_values
 from relayc.relay.versions import version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
+from relayc.te.ir.decisions import Decision
 from relayc.te.tir import PrimFunc, Var as SizeVariable
 from relayc.topi.registry import registered_schedules
 from relayc.topi.tuning import Config
@@ -84,6 +86,10 @@ class BuildReport:
     """concatenations, slices and splits without a copy"""
     on_host: list[str] = field(default_factory=list)
     """operations that the executor runs itself, and why: strings and containers, control flow, data-dependent sizes"""
+    passes: list[PassRecord] = field(default_factory=list[PassRecord])
+    """with the option "relay.explain", the passes that ran, with the rules that fired and near misses"""
+    decisions: dict[str, list[Decision]] = field(default_factory=dict[str, list[Decision]])
+    """with that option, why kernels, by name, have their schedules"""
 
     @contextmanager
     def step(self, name: str) -> Generator[None]:
@@ -116,10 +122,13 @@ class _KernelMetadata:
     in_place: list[int]
     sizes: tuple[str, ...]
     steps: list[KernelStep]
+    decisions: list[Decision] = field(default_factory=list[Decision])
 
     def to_json(self) -> str:
         workspaces = [(size_to_json(count), element) for count, element in self.workspaces]
-        others = {"in_place": self.in_place, "sizes": self.sizes, "steps": self.steps}
+        others: dict[str, Any] = {"in_place": self.in_place, "sizes": self.sizes, "steps": self.steps}
+        if self.decisions:
+            others["decisions"] = [decision.to_json() for decision in self.decisions]
         return json.dumps({"workspaces": workspaces, **others})
 
     @staticmethod
@@ -127,7 +136,8 @@ class _KernelMetadata:
         record = json.loads(text)
         workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
         steps = [KernelStep(*step) for step in record["steps"]]
-        return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps)
+        decisions = [Decision.from_json(decision) for decision in record.get("decisions", ())]
+        return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps, decisions)
 
     @staticmethod
     def from_cache(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata | None:
@@ -208,13 +218,24 @@ def build(
     compiled, besides the one for all sizes, and the executor selects it if the inputs match; equal weights are stored
     once. `caches` names inputs that the executor keeps, each with the output that appends to it, ``{"past.0.key":
     "present.0.key"}``: runs append in place (`relay.transform.UpdateKVCacheInPlace`). The result's `build_report` says
-    how long each step took. Raises CompileError with the operator, its shapes and its place in the user's model for
-    what can't be compiled.
+    how long each step took, and with the option "relay.explain" what was decided, and why. Raises CompileError with the
+    operator, its shapes and its place in the user's model for what can't be compiled.
     """
     target = Target(target)
     _check_arguments(params, mod_name, progress, specialize, caches)
     report = BuildReport()
     progress = None if progress is None else of_user(progress)
+    with explaining(report.passes):
+        compiled = _build(mod, target, params, mod_name, progress, specialize, caches, report)
+    logger().debug("build of %r:\n%s", mod_name, report)
+    return compiled
+
+
+def _build(
+    mod: IRModule | Function, target: Target, params: Mapping[str, Any] | None, mod_name: str,
+    progress: Progress | None, specialize: Mapping[str, Sequence[int]] | None, caches: Mapping[str, str] | None,
+    report: BuildReport,
+) -> CompiledModel:  # fmt: skip
     source = as_module(mod)
     if caches:
         source = _with_caches(source, caches, target, specialize)
@@ -239,6 +260,7 @@ def build(
     builder = ModuleBuilder(target)
     with report.step("lower"), assuming():  # the equalities that the model checks are assumed to hold
         kernels = _lower_all(workloads, builder, progress)
+    report.decisions = {name: kernel.decisions for name, kernel in kernels.items() if kernel.decisions}
     with report.step("plan"):
         entries: list[PrimFunc] = []
         for part in graph.all_graphs():
@@ -264,7 +286,6 @@ def build(
     report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
-    logger().debug("build of %r:\n%s", mod_name, report)
     return compiled
 
 
@@ -400,7 +421,8 @@ def _lower_all(
         if metadata is None:
             kernel = lower(workload, builder.target, config)
             function, parts, steps = split_steps(kernel.function, builder.target)
-            note = _KernelMetadata(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
+            in_place, decisions = list(kernel.in_place), list(kernel.decisions)
+            note = _KernelMetadata(list(kernel.workspaces), in_place, kernel.sizes, steps, decisions).to_json()
             builder.add(function, key, note, parts=parts)
             metadata = _KernelMetadata.from_json(note, variables)
         notes[workload.name] = metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +21,13 @@ from relayc.relay.lowering.workspace import Workspace, lift_workspaces
 from relayc.relay.op.base import OpDef
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
-from relayc.te.ir import IRModule, Sequential
+from relayc.te.ir import IRModule, PassContext, Sequential
+from relayc.te.ir.decisions import Decision, record, recording
 from relayc.te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
 from relayc.te.tir.analysis import free_variables
 from relayc.topi.groups import in_one_loop
 from relayc.topi.registry import schedules_for
-from relayc.topi.tuning import Config
+from relayc.topi.tuning import Config, Knob, Value
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
 
@@ -103,7 +104,8 @@ class Kernel:
     """A lowered workload.
 
     `workspaces`: the scratch buffers that are its parameters after its results. `in_place`: positions of the inputs
-    that its result may overwrite. `sizes`: the size variables that are its last parameters.
+    that its result may overwrite. `sizes`: the size variables that are its last parameters. `decisions`: why it has its
+    schedule, with the option "relay.explain".
     """
 
     name: str
@@ -111,6 +113,7 @@ class Kernel:
     workspaces: tuple[Workspace, ...]
     in_place: tuple[int, ...]
     sizes: tuple[str, ...]
+    decisions: tuple[Decision, ...] = ()
 
 
 def tensor_types(ty: Type) -> list[TensorType]:
@@ -184,12 +187,28 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     If the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
     CompileError with the group's operators and their origin in the model.
     """
+    if not PassContext.current().option("relay.explain"):
+        return _lower(workload, target, Config() if config is None else config)
+    config = Config() if config is None else config
+    with recording() as decisions:
+        kernel = _lower(workload, target, config)
+    return replace(kernel, decisions=(*decisions, *map(_parameter, config.chosen())))
+
+
+def _parameter(chosen: tuple[Knob, Value]) -> Decision:
+    """A parameter of a schedule as a decision: its value, the cost model's, and the others that it may have."""
+    knob, value = chosen
+    others = ", ".join(str(other) for other in knob.candidates if other != value)
+    return Decision(f"parameter {knob.name}", str(value), facts={"cost_model": knob.default, "others": others})
+
+
+def _lower(workload: Workload, target: Target, config: Config) -> Kernel:
     try:
         collapsed = Sequential(kernel_passes(target), "collapse")(IRModule({workload.name: workload.function}))
         inputs, outputs = to_tensors(collapsed[workload.name])
         if target.device_kind == "cpu":
             outputs = in_one_loop(outputs)
-        with config if config is not None else Config():
+        with config:
             function, workspaces = _first_that_fits(workload, inputs, outputs, target)
     except Exception as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
@@ -219,7 +238,7 @@ def _first_that_fits(
     rejected: list[str] = []
     binds = _strided_buffers(workload.function, [*inputs, *outputs])
     has_sizes = bool(sizes_of(workload.function))
-    for schedule in schedules_for(outputs, target):
+    for number, schedule in enumerate(schedules_for(outputs, target), 1):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
         function = function.with_attr("target", target)  # verified and built as one function
@@ -229,5 +248,6 @@ def _first_that_fits(
         if not broken:
             return function, workspaces
         rejected.append("; ".join(broken))
+        record(Decision("limits of the target", "", [(f"schedule {number}", rejected[-1])]))
     tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(rejected, 1))
     raise CompileError(f"no schedule of this group keeps the limits of {target}:{tries}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,18 +62,25 @@ def show(
     form: Annotated[Form, typer.Argument(help="what to show")] = Form.GRAPH,
     kernel: Annotated[str | None, typer.Option("--kernel", "-k", help="only kernels whose name holds this")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write it to this file")] = None,
+    why: Annotated[bool, typer.Option("--why", help="of kernels: why they have their schedules")] = False,
     *,
     how: Build,
     json: Json = False,
 ) -> None:
     """Print a stage of a model as text.
 
-    graph: as imported · optimized: after the graph passes · kernels: what runs, for a GPU with registers, spills,
-    shared memory and occupancy · loops: lowered loop IR · llvm: LLVM IR · asm: machine code · cuda, ptx, sass: a GPU's
-    · onnx: the compiled graph as a file that Netron draws. An artifact shows its kernels, its CUDA code and onnx.
+    graph: as imported · optimized: after the graph passes · passes: which passes and rules changed it, and which
+    nearly did · kernels: what runs, for a GPU with registers, spills, shared memory and occupancy; why, with --why ·
+    loops: lowered loop IR · llvm: LLVM IR · asm: machine code · cuda, ptx, sass: a GPU's · onnx: the compiled graph
+    as a file that Netron draws. An artifact shows its kernels, its CUDA code and onnx.
     Example: relayc show model.onnx asm --kernel conv2d
     """
     check_writable(output)
+    if why and form is not Form.KERNELS:
+        raise UsageError(f"--why says why kernels are as they are: relayc show {model} kernels --why; not {form}")
+    if (why or form is Form.PASSES) and not is_onnx(model):
+        raise UsageError(f"{model}: an artifact doesn't say how it was compiled; expected an .onnx file")
+    how = replace(how, explain=why or form is Form.PASSES)
     record: dict[str, Any] = {"model": str(model), "form": form.value, "written": output}
     if form is Form.ONNX:
         if output is None:
@@ -94,6 +101,10 @@ def show(
 
 def _shown(model: Path, form: Form, kernel: str | None, how: Build) -> tuple[str, dict[str, Any]]:
     """A form of the model as text, and what of it is in the JSON object."""
+    if form is Form.PASSES:
+        passes = open_model(model, how, Steps(quiet=True)).build_report.passes
+        text = "\n".join([line for record in passes for line in record.lines()])
+        return text, {"passes": [record.to_json() for record in passes]}
     if form is Form.KERNELS:
         compiled = open_model(model, how, Steps(quiet=True))
         return "\n".join(kernel_lines(compiled, kernel)), {"kernels": kernel_records(compiled, kernel)}

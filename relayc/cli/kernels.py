@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from textwrap import indent
 from typing import Any
 
 from relayc.backend.runtime.artifact import CompiledModel
@@ -36,20 +37,33 @@ def code_module(module: Module, kind: str) -> Module:
 
 
 def kernel_lines(compiled: CompiledModel, part: str | None) -> Iterator[str]:
-    """A line per node of the model, for GPUs after a table of kernels. `part` filters by a substring of the name."""
+    """A line per node of the model, for GPUs after a table of kernels. `part` filters by a substring of the name.
+
+    Behind the first node of each kernel follow the decisions of its schedule, if they were recorded.
+    """
     nodes = [node for node in compiled.graph.nodes if part is None or part in node.func]
     code = code_module(compiled.module, "cuda")
     if code.type_key == "cuda":
         yield from _report_lines(code, nodes)
         yield ""
+    decisions = decisions_of(compiled)
     for node in nodes:
         tensors = [compiled.graph.tensors[t] for t in node.outputs]
         outputs = ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
         yield f"{node.func}  {outputs}  {' '.join(node.ops)}  <- {', '.join(node.sources)}"
+        for decision in decisions.pop(node.func, ()):
+            yield indent(str(decision), "    ")
+
+
+def decisions_of(compiled: CompiledModel) -> dict[str, list[Any]]:
+    """The recorded decisions of each kernel by name; empty for a model that was built without, or loaded."""
+    report: Any = compiled.build_report
+    return {} if report is None else dict(report.decisions)
 
 
 def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, Any]]:
-    """The nodes of `kernel_lines`, with their arithmetic and traffic, as JSON values."""
+    """The nodes of `kernel_lines`, with their arithmetic, traffic and recorded decisions, as JSON values."""
+    decisions = decisions_of(compiled)
     return [
         {
             "node": node.name,
@@ -62,6 +76,7 @@ def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, 
             ],
             "flops": node.flops,
             "bytes": node.bytes,
+            **({"decisions": [d.to_json() for d in decisions[node.func]]} if node.func in decisions else {}),
         }
         for node in compiled.graph.nodes
         if part is None or part in node.func

@@ -35,6 +35,7 @@ class Form(StrEnum):
 
     GRAPH = "graph"
     OPTIMIZED = "optimized"
+    PASSES = "passes"
     KERNELS = "kernels"
     LOOPS = "loops"
     LLVM = "llvm"
@@ -78,7 +79,7 @@ class Activations(StrEnum):
 @dataclass(frozen=True)
 class Build:
     """Build options: target, shapes, optimization level, precision, tuning records, checks of indices, KV caches, the
-    output of logits of which the last position is computed, and activations."""
+    output of logits of which the last position is computed, activations, and whether to record why."""
 
     target: str
     shapes: Shapes
@@ -89,6 +90,7 @@ class Build:
     caches: dict[str, str] | Literal["auto"] | None = None
     last_position: str | None = None
     activations: Activations = Activations.AUTO
+    explain: bool = False
 
     @property
     def config(self) -> dict[str, str | bool]:
@@ -98,6 +100,7 @@ class Build:
             "relay.ToMixedPrecision.dtype": precision,
             "relay.tuning.records": self.records,
             "relay.check_indices": self.check_indices or None,
+            "relay.explain": self.explain or None,
             "relay.activations": None if self.activations is Activations.AUTO else self.activations.value,
         }
         return {name: value for name, value in options.items() if value is not None}

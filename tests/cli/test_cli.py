@@ -122,6 +122,7 @@ def test_tune_says_what_it_tried_and_compile_takes_the_records(folder: Path, tmp
     [
         ("graph", ["def @main(%x: Tensor[(2, 8), float32])", "nn.dense", "nn.softmax"]),
         ("optimized", ["nn.softmax", "fn ("]),
+        ("passes", ["CanonicalizeOps: ", "PackWeights: changed", "+1 nn.dense_packed"]),
         ("kernels", ["layer/matmul", "layer/softmax"]),
         ("loops", ["def fused_", "for "]),
         ("llvm", ["define void @fused_"]),
@@ -133,6 +134,14 @@ def test_show(folder: Path, form: str, texts: list[str]) -> None:
     assert result.exit_code == 0, result.output
     for text in texts:
         assert text in result.output, result.output
+
+
+def test_show_why_kernels_have_their_schedules(folder: Path) -> None:
+    command = ["show", str(folder / "model.onnx"), "kernels", "--shape", "batch=2"]
+    plain, reasons = (runner.invoke(app, [*command, *more]).output for more in ([], ["--why"]))
+    assert "schedule of softmax" not in plain
+    assert "schedule of softmax: " in reasons and "not strided axis: rows are the last dimension" in reasons
+    assert "[topi/cpu/norms/rows.py:" in reasons and "tiles: " in reasons
 
 
 def test_show_one_kernel(folder: Path) -> None:
@@ -155,6 +164,9 @@ def test_show_one_kernel(folder: Path) -> None:
         (["run", "no.relayc", "--fill", "ones"], 1, ["no.relayc does not exist", "relayc compile"]),
         (["run", "x.npy", "--fill", "ones"], 1, ["Artifact"]),
         (["show", "model.relayc", "graph"], 2, ["expected an .onnx file"]),
+        (["show", "model.relayc", "kernels", "--why"], 2, ["how it was compiled", "expected an .onnx file"]),
+        (["show", "model.relayc", "passes"], 2, ["how it was compiled", "expected an .onnx file"]),
+        (["show", "model.onnx", "asm", "--why"], 2, ["kernels --why", "not asm"]),
         (["run", "model.relayc", "--no-such-option"], 2, ["no-such-option"]),
         (["compile", "model.onnx", "-o", "no/m.relayc"], 2, ["no folder no"]),
         (["compile", "model.onnx", "-o", "."], 2, ["can't write '.'", "a folder"]),

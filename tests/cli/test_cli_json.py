@@ -99,6 +99,11 @@ def test_profile_show_and_doctor(folder: Path, tmp_path: Path) -> None:
     assert len(record("profile", model, "-n", "1", "--rounds", "1")["calls"]) == 2
     assert "nn.softmax" in record("show", model, "graph")["text"]
     assert len(record("show", model, "kernels")["kernels"]) == 2
+    assert all("decisions" not in kernel for kernel in record("show", model, "kernels")["kernels"])
+    reasons = [kernel["decisions"] for kernel in record("show", model, "kernels", "--why")["kernels"]]
+    assert len(reasons) == 2 and all(found[0]["subject"] == "schedule" for found in reasons)
+    passes = {found["name"]: found for found in record("show", model, "passes")["passes"]}
+    assert passes["PackWeights"]["calls"] == {"nn.dense": -1, "nn.dense_packed": 1}
     assert record("show", model, "llvm", "-o", str(tmp_path / "m.ll"))["written"] == str(tmp_path / "m.ll")
     assert "define void" in (tmp_path / "m.ll").read_text()
     found = record("doctor")
