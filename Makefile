@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check torch lint linked docs wheel conformance fuzz proof bench clean
+.PHONY: demo test check torch clients lint linked docs wheel conformance fuzz proof bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -17,12 +17,17 @@ test: $(VENV)/.installed
 check: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
-# The tests of the interface for PyTorch, with torch in an environment of its own, and its types.
+# The tests of the interface for PyTorch and of models exported by it, with torch in an environment of its own, and types.
 torch: $(VENV)-torch/.installed linked
-	$(VENV)-torch/bin/python -m pytest -n $(JOBS) tests/torch tests/test_docs.py -k "torch"
+	$(VENV)-torch/bin/python -m pytest -n $(JOBS) tests/torch tests/generation/test_transformers_models.py tests/test_docs.py \
+		-k "torch or transformers_models"
 	sed '/^ignore = .*torch/d' pyproject.toml > build/typecheck/pyproject.toml
 	$(VENV)-torch/bin/basedpyright --pythonpath $(VENV)-torch/bin/python --project build/typecheck/pyproject.toml \
 		build/typecheck/relayc/torch
+
+# The tests of the server with clients that others wrote, in an environment of their own.
+clients: $(VENV)-clients/.installed
+	$(VENV)-clients/bin/python -m pytest tests/server/test_clients.py
 
 # The type checker follows no package mapping and no linked folders: it reads the linked package.
 lint: $(VENV)/.installed linked
@@ -75,8 +80,15 @@ TORCH ?= torch==2.13.0
 
 $(VENV)-torch/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)-torch
-	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,torch]' transformers
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' torchvision
+	$(VENV)-torch/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,torch]' transformers \
+		onnxruntime-genai
+	touch $@
+
+$(VENV)-clients/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' pytest \
+		'tritonclient[http]' kserve
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
@@ -88,5 +100,5 @@ $(VENV)/.docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-clients build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

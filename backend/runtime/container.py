@@ -88,9 +88,14 @@ def to_bytes(manifest: dict[str, Any], sections: Sequence[Section]) -> bytes:
     return file.getvalue()
 
 
-def is_container(path: str | os.PathLike[str]) -> bool:
-    """Does the file begin like a compiled model? Raises `OSError` for one that can't be read."""
-    with open(path, "rb") as file:
+def is_container(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bool:
+    """Does the file of this path, or do these bytes, begin like a compiled model?
+
+    Raises `OSError` for a file that can't be read.
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source[: len(_MAGIC)]) == _MAGIC
+    with open(source, "rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 

@@ -60,8 +60,8 @@ def get_available_providers() -> list[str]:
 class InferenceSession:
     """A model compiled for this machine, or a compiled one, behind onnxruntime's interface.
 
-    `path_or_bytes` is the path of an ONNX file or of a compiled model, the bytes of an ONNX file, or a ModelProto. The
-    model is compiled here, its kernels taken from the cache where it has them. Of `providers` the first that is
+    `path_or_bytes` is the path or the bytes of an ONNX file or of a compiled model, a ModelProto or a CompiledModel. An
+    ONNX model is compiled here, its kernels taken from the cache where it has them. Of `providers` the first that is
     available is the device.
 
     Any number of threads may call `run` at once: each has an executor of its own over the same weights.
@@ -107,13 +107,14 @@ class InferenceSession:
             executor = self._executor(model)
         self._metadata, sequences = model.metadata, executor.sequence_names()
         fixed = self._options.dimensions
-        self._inputs = _described(executor.get_input_info(), model.metadata.input_shapes, sequences, fixed)
+        inputs = executor.get_input_info()
+        shapes = _declared_shapes(model.metadata, [name for name in inputs[0] if name not in sequences])
+        self._inputs = _described(inputs, shapes, sequences, fixed)
         self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed)
         overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
-        shapes = model.metadata.input_shapes
         info = {name: shapes.get(name, ()) for name in overridable}, overridable
         self._overridable = _described(info, shapes, frozenset(), fixed)
-        self._dtypes = {**overridable, **executor.get_input_info()[1]}
+        self._dtypes = {**overridable, **inputs[1]}
         described = {**self._inputs, **self._overridable}
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
         remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
@@ -126,7 +127,9 @@ class InferenceSession:
     @property
     def _is_compiled(self) -> bool:
         """Is the source a compiled model?"""
-        return self._model_path is not None and is_container(self._model_path)
+        source = self._source
+        is_read = self._model_path is not None or isinstance(source, bytes | bytearray | memoryview)
+        return isinstance(source, CompiledModel) or (is_read and is_container(source))
 
     def _made(self, shapes: Mapping[str, Any] | None = None) -> CompiledModel:
         """The compiled model: loaded, or compiled from the ONNX model; `shapes` override those of inputs."""
@@ -134,8 +137,10 @@ class InferenceSession:
             if not self._model_path or not Path(self._model_path).exists():
                 raise NoSuchFile(f"Load model from {self._model_path} failed: file doesn't exist")
             raise InvalidProtobuf(f"Load model from {self._model_path} failed: it is a folder or a device, no file")
+        if isinstance(self._source, CompiledModel):
+            return self._source
         if self._is_compiled:
-            return load_model(str(self._model_path))
+            return load_model(self._source)
         level = min(int(self._options.graph_optimization_level), 3)
         overrides = {**self._options.dimensions, **(shapes or {})}
         on_gpu = self._device.kind == "cuda"
@@ -353,6 +358,12 @@ def _chosen(
         chosen[name] = {**options, **(separate[number] if number < len(separate) else {})}
     chosen.setdefault(CPU, {})
     return chosen
+
+
+def _declared_shapes(metadata: ModelMetadata, tensors: Sequence[str]) -> Mapping[str, Sequence[int | str | None]]:
+    """The shapes that an ONNX model declares for its inputs; as in onnxruntime, () for tensors of undeclared rank."""
+    is_imported = metadata != ModelMetadata()
+    return {**dict.fromkeys(tensors if is_imported else (), ()), **metadata.input_shapes}
 
 
 def _described(

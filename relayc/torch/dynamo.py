@@ -16,6 +16,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
+from torch.types import py_sym_types
 
 from relayc.backend.runtime.log import logger, warn_once
 from relayc.runtime import ArgumentError, RelaycError
@@ -69,6 +70,8 @@ def _inference(module: GraphModule, options: Options) -> Callable[..., Any]:
     reason = _foreign_tensor(module)
     if reason is not None:
         _warn_once(f"a graph runs as eager mode does: {reason}")
+        return _eager(module, ())
+    if not any(map(_makes_tensors, module.graph.nodes)):
         return _eager(module, ())
     try:
         return _CompiledGraph(module, export_graph(module), constant, options)
@@ -171,6 +174,11 @@ class _CompiledGraph:
 def _is_tracked(tensor: torch.Tensor) -> bool:
     """Does torch count the changes of this tensor?"""
     return not tensor.is_inference()
+
+
+def _makes_tensors(node: Node) -> bool:
+    """Is the node a call whose results are tensors, rather than sizes and numbers of Python?"""
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), py_sym_types)
 
 
 def _foreign_tensor(module: GraphModule) -> str | None:

@@ -41,6 +41,8 @@ def _kind(node: Node) -> tuple[str, ...]:
 
 
 def _refused(nodes: Sequence[Node]) -> list[tuple[Node, str]]:
+    if not nodes:
+        return []
     try:
         from_onnx(export_graph(_alone(nodes)).proto)
     except CompileError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from relayc import relay
 from relayc.backend.runtime import memory_use
 from relayc.backend.runtime.ceilings import Ceilings
 from relayc.backend.runtime.profiler import NodeTiming, Report
@@ -22,6 +25,7 @@ from relayc.cli import console, environment, models
 from relayc.cli.main import app
 from relayc.frontends.compiling import compile_onnx
 from relayc.runtime import ArgumentError, GraphModule, device
+from relayc.te.ir import IRModule
 
 runner = CliRunner()
 
@@ -171,6 +175,26 @@ def test_memory_of_given_sizes() -> None:
         memory_use(model)
     with pytest.raises(ArgumentError, match=r"got shape \(8, 5\)"):
         memory_use(model, {"x": (8, 5), "i": (3,)})
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process as Linux tells it")
+@pytest.mark.parametrize(("rows", "width"), [(2, 4096), (8192, 1024)])
+def test_the_memory_of_a_process_is_predicted(rows: int, width: int, tmp_path: Path) -> None:
+    """Within 5 %, of a model that is mostly weights and of one that is mostly activations."""
+    x = relay.var("x", (rows, width))
+    hidden = relay.tanh(relay.nn.dense(x, relay.const(np.ones((width, width), np.float32))))
+    body = relay.nn.dense(hidden, relay.const(np.full((8, width), 2.0, np.float32)))
+    relay.build(IRModule({"main": relay.Function((x,), body)}), "llvm").save(tmp_path / "m.relayc")
+    code = (
+        "from pathlib import Path\nimport numpy as np\nfrom relayc.runtime import GraphModule, load_model\n"
+        "m = GraphModule.of(load_model('m.relayc'))\n"
+        f"m.set_input('x', np.broadcast_to(np.float32(1), ({rows}, {width})))\nm.run()\nm.get_output(0)\n"
+        "print(Path('/proc/self/status').read_text())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    (most,) = re.findall(r"VmHWM:\s+(\d+) kB", done.stdout)
+    facts = json.loads(runner.invoke(app, ["inspect", str(tmp_path / "m.relayc"), "--json"]).stdout)
+    assert facts["process_bytes"] == pytest.approx(1024 * int(most), rel=0.05)
 
 
 def test_the_graph_is_not_read_where_the_cache_has_the_model(

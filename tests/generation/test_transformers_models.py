@@ -1,4 +1,7 @@
-"""Greedy tokens and beams of tiny transformers models, exported by torch, are those of transformers' `generate`."""
+"""Greedy tokens and beams of tiny transformers models are those of transformers' `generate`.
+
+They are exported by torch, or written by onnxruntime-genai's builder.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +128,26 @@ def test_decoders_generate_what_transformers_does(name, tmp_path):
     longer = [*PROMPTS[0], 4, 8, 15]
     generator.generate(PROMPTS[0], max_new_tokens=3)
     assert [generator.generate(longer, max_new_tokens=COUNT, eos_token_id=2).ids] == _expected(model, [longer])
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma2"])
+def test_models_of_onnxruntime_genais_builder_generate_what_transformers_does(name, tmp_path):
+    builder = pytest.importorskip("onnxruntime_genai.models.builder", reason="pip install onnxruntime-genai")
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    model = _decoder(name)
+    model.save_pretrained(tmp_path / "source")
+    words = {f"word{number}": number for number in range(128)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="word0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="word2").save_pretrained(tmp_path / "source")
+    where = (None, str(tmp_path / "source"), str(tmp_path / "made"), "fp32", "cpu", str(tmp_path / "cache"))
+    builder.create_model(*where, **builder.parse_extra_options(*where, None))
+    generator = Generator(tmp_path / "made")
+    assert generator._executor.has_caches
+    for prompt in PROMPTS:
+        found = generator.generate(prompt, max_new_tokens=COUNT, eos_token_id=2, do_sample=False)
+        assert [found.ids] == _expected(model, [prompt])
 
 
 def _seq2seq(name: str) -> tuple[Any, Any]:

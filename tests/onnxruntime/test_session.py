@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+import relayc
 import relayc.onnxruntime as ours
 from relayc import compile_onnx
 from relayc.runtime import ArgumentError, RelaycError, set_random_seed
@@ -95,12 +96,28 @@ def test_sources_of_a_model(dense: bytes, tmp_path: Path) -> None:
     expected = ours.InferenceSession(dense).run(None, {"x": X})
     compiled = tmp_path / "model.relayc"
     compile_onnx(path).save(compiled)
-    for source in (path, str(path), ModelProto.FromString(dense), compiled):
+    sources = (
+        path, str(path), ModelProto.FromString(dense), compiled, compiled.read_bytes(), bytearray(dense),
+        compile_onnx(path),
+    )  # fmt: skip
+    assert relayc.InferenceSession is ours.InferenceSession and relayc.onnxruntime is ours
+    for source in sources:
         session = ours.InferenceSession(source)
         for found, want in zip(session.run(None, {"x": X}), expected, strict=True):
             np.testing.assert_array_equal(found, want)
         assert session.get_modelmeta().custom_metadata_map == {"alphabet": "abc"}
         assert session.get_inputs()[0].shape == ["batch", 4]
+
+
+def test_inputs_of_undeclared_rank() -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
+    inputs = [_value("a", FLOAT, None), _value("b", FLOAT, [2])]
+    model = _model(nodes, inputs, [helper.make_empty_tensor_value_info("y")])
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert [v.shape for v in mine.get_inputs()] == [v.shape for v in other.get_inputs()]
+    for shape in ((), (1,), (3, 2), (4, 1, 2), (1, 2, 3, 1)):
+        feed = {"a": np.full(shape, 2, np.float32), "b": np.arange(2, dtype=np.float32)}
+        np.testing.assert_array_equal(mine.run(None, feed)[0], other.run(None, feed)[0])
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,22 @@ def test_unknown_operators_run_as_eager_mode_does(log):
     assert len(warnings) == 1 and compilations(log) == 2, messages(log)
 
 
+def test_graphs_without_tensor_operators_are_not_compiled(log):
+    def sizes(x: Any) -> Any:
+        return x.shape[0] * 2 + 1, x
+
+    run = compiled(sizes, dynamic=True)
+    for count in (3, 4):
+        check(run, sizes, torch.ones(count))
+    assert not messages(log)
+
+
+def test_a_graph_that_computes_nothing_has_no_unsupported_operators():
+    from relayc.torch.partition import unsupported_operators
+
+    assert unsupported_operators(torch.fx.symbolic_trace(lambda x: (x, 3))) == {}
+
+
 def test_graph_breaks():
     class Breaking(Layer):
         def forward(self, x: Any) -> Any:
