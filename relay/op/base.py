@@ -307,11 +307,10 @@ def op_of(e: Expr, kind: type[_O]) -> _O | None:
     return e.op if isinstance(e, Call) and isinstance(e.op, kind) else None
 
 
-def expect_op(e: Expr, kind: type[_O]) -> _O:
-    """The operator that `e` calls, which is known to be of this class, with its attributes."""
-    op = op_of(e, kind)
-    assert op is not None, f"expected a call of {kind.__name__}, got {e}"
-    return op
+def expect_op(e: Expr, *kinds: type[_O]) -> _O:
+    """The operator that `e` calls, which is known to be of one of these classes, with its attributes."""
+    assert isinstance(e, Call) and isinstance(e.op, kinds), f"expected a call of {kinds}, got {e}"
+    return e.op
 
 
 def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, **attrs: Any) -> Call:

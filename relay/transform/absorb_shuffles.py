@@ -142,7 +142,8 @@ def _shuffle(e: Expr, shared: Sharing) -> _Shuffle | None:
     merged, permuted, cut = steps
     assert isinstance(permuted.op, Transpose)
     *pixels, parts, each = cut.shape if len(cut.shape) == 5 else (0, 0)
-    known = isinstance(parts, int) and isinstance(each, int) and parts * each == e.shape[-1]
-    if not known or permuted.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == merged.shape[:-1]:
+    if not isinstance(parts, int) or not isinstance(each, int) or parts * each != e.shape[-1]:
         return None
-    return _Shuffle(e, parts)  # type: ignore[arg-type]
+    if permuted.op.axes != (0, 1, 2, 4, 3) or not tuple(pixels) == e.shape[:-1] == merged.shape[:-1]:
+        return None
+    return _Shuffle(e, parts)

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr
-from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.base import OpDef, expect_op, make_call
+from relayc.relay.op.transform import Transpose
 from relayc.te.ir import Span
 from relayc.te.tir import Dim
 
-__all__ = ["NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "swapped_axes", "transposed"]
+__all__ = [
+    "NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "static_shape", "swapped_axes",
+    "transposed",
+]  # fmt: skip
 
 NARROW = ("float16", "bfloat16")
 """Element types whose products are summed in float32."""
@@ -36,15 +40,22 @@ def reshaped(x: Expr, shape: Sequence[Dim], span: Span | None = None) -> Expr:
     if tuple(x.shape) == tuple(shape):
         return x
     if isinstance(x, Constant):
-        return Constant(x.data.reshape([int(d) for d in shape]), span=x.span)  # type: ignore[arg-type]
+        return Constant(x.data.reshape(static_shape(shape)), span=x.span)
     return make_call("reshape", (x,), span or x.span, newshape=tuple(shape))
+
+
+def static_shape(shape: Sequence[Dim]) -> tuple[int, ...]:
+    """A shape that is known to have no symbolic size."""
+    sizes = tuple([d for d in shape if isinstance(d, int)])
+    assert len(sizes) == len(shape), f"expected a static shape, got {shape}"
+    return sizes
 
 
 def transposed(x: Expr, axes: Sequence[int], span: Span | None = None) -> Expr:
     """x with its dimensions in the order `axes`; a permutation that moves no element is a view."""
     axes = tuple(axes)
     if isinstance(x, Call) and is_call_of(x, "transpose"):
-        first: tuple[int, ...] = x.op.axes  # type: ignore[union-attr]
+        first = expect_op(x, Transpose).axes
         axes, x = tuple([first[a] for a in axes]), x.args[0]
     if axes == tuple(range(len(axes))):
         return x
@@ -63,7 +74,7 @@ def keeps_order(axes: Sequence[int], shape: Sequence[Dim]) -> bool:
 
 def before_transposition(e: Expr) -> Expr | None:
     """x where `e` is x with its last two dimensions exchanged."""
-    if isinstance(e, Call) and is_call_of(e, "transpose") and e.op.axes == swapped_axes(e):  # type: ignore[union-attr]
+    if isinstance(e, Call) and isinstance(e.op, Transpose) and e.op.axes == swapped_axes(e):
         return e.args[0]
     return None
 

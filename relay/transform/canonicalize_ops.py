@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import ClassVar, cast
 
 from relayc.relay.expr import Call, Constant, Expr, Function, TupleGetItem
-from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.base import OpDef, expect_op, make_call
+from relayc.relay.op.indexing import TopK
+from relayc.relay.op.joining import Split
+from relayc.relay.op.nn.bias import BiasAdd
+from relayc.relay.op.nn.dense import BatchMatmul
+from relayc.relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, MaxPool
 from relayc.relay.transform.builders import is_call_of, reshaped, transposed
 from relayc.relay.transform.function_pass import RewritePass
 from relayc.relay.type import TensorType
@@ -14,10 +19,10 @@ from relayc.te.ir import PassContext, rewrite_dag
 __all__ = ["CanonicalizeOps"]
 
 _GLOBAL_POOLS = {
-    "nn.adaptive_avg_pool": "mean",
-    "nn.adaptive_max_pool": "max",
-    "nn.avg_pool": "mean",
-    "nn.max_pool": "max",
+    AdaptiveAvgPool: "mean",
+    AdaptiveMaxPool: "max",
+    AvgPool: "mean",
+    MaxPool: "max",
 }
 
 
@@ -31,7 +36,7 @@ class CanonicalizeOps(RewritePass):
     opt_level: ClassVar[int] = 1
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return cast(Function, rewrite_dag(super().transform(function, context), _field_alone))  # type: ignore[arg-type]
+        return cast(Function, rewrite_dag(super().transform(function, context), _field_alone))
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
@@ -39,11 +44,11 @@ class CanonicalizeOps(RewritePass):
             return call
         if op.is_view and op.name != "reshape" and len(call.args) == 1 and call.args[0].dtype == call.dtype:
             return reshaped(call.args[0], call.ty.shape, call.span)
-        if is_call_of(call, "nn.bias_add"):
-            return _add_bias(call, op.axis % call.ty.ndim)  # type: ignore[attr-defined]
+        if isinstance(op, BiasAdd):
+            return _add_bias(call, op.axis % call.ty.ndim)
         if is_call_of(call, "nn.batch_matmul"):
             return _as_dense(call)
-        return _as_reduction(call) if is_call_of(call, *_GLOBAL_POOLS) else call
+        return _as_reduction(call) if type(op) in _GLOBAL_POOLS else call
 
 
 def _field_alone(e: Expr) -> Expr:
@@ -57,18 +62,19 @@ def _field_alone(e: Expr) -> Expr:
 
 def _largest(e: TupleGetItem, topk: Call) -> Expr:
     """The first largest element of each row, or its position. (A NaN is never the smallest; `argmin` returns it.)"""
-    op, data = topk.op, topk.args[0]
-    if op.k != 1 or (op.is_ascend and not data.dtype.is_integral):  # type: ignore[union-attr]
+    op, data = expect_op(topk, TopK), topk.args[0]
+    if op.k != 1 or (op.is_ascend and not data.dtype.is_integral):
         return e
-    axis, name = op.axis % len(data.shape), "argmin" if op.is_ascend else "argmax"  # type: ignore[union-attr]
-    place = make_call(name, (data,), topk.span, axis=(axis,), keepdims=True, dtype=op.dtype)  # type: ignore[union-attr]
+    axis, name = op.axis % len(data.shape), "argmin" if op.is_ascend else "argmax"
+    place = make_call(name, (data,), topk.span, axis=(axis,), keepdims=True, dtype=op.dtype)
     return place if e.index else make_call("gather", (data, place), topk.span, axis=axis)
 
 
 def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
     """One part of a `split` as a slice, so that it can be read as a view."""
-    source, axis = split.args[0], split.op.axis % len(e.shape)  # type: ignore[union-attr]
-    size, cuts = e.shape[axis], split.op.indices_or_sections  # type: ignore[union-attr]
+    source, op = split.args[0], expect_op(split, Split)
+    axis, cuts = op.axis % len(e.shape), op.indices_or_sections
+    size = e.shape[axis]
     if not isinstance(source.shape[axis], int):
         return e
     if isinstance(cuts, int):
@@ -81,16 +87,15 @@ def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
 
 def _as_reduction(call: Call) -> Expr:
     """A pooling whose only window is the whole image, as a reduction."""
-    op, data = call.op, call.args[0]
-    assert isinstance(op, OpDef)
-    spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])  # type: ignore[attr-defined]
+    op, data = expect_op(call, *_GLOBAL_POOLS), call.args[0]
+    spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])
     if any(call.shape[i] != 1 for i in spatial):
         return call
-    window: tuple[int, ...] | None = getattr(op, "pool_size", None)
-    whole = window is None or (window == tuple([data.shape[i] for i in spatial]) and not any(op.padding))  # type: ignore[attr-defined]
-    if not whole or (window is not None and any(d != 1 for d in op.dilation)):  # type: ignore[attr-defined]
-        return call
-    return make_call(_GLOBAL_POOLS[op.name], call.args, call.span, axis=spatial, keepdims=True)
+    if isinstance(op, AvgPool | MaxPool):
+        whole = op.pool_size == tuple([data.shape[i] for i in spatial])
+        if not whole or any(op.padding) or any(d != 1 for d in op.dilation):
+            return call
+    return make_call(_GLOBAL_POOLS[type(op)], call.args, call.span, axis=spatial, keepdims=True)
 
 
 def _add_bias(call: Call, axis: int) -> Expr:
@@ -102,8 +107,9 @@ def _add_bias(call: Call, axis: int) -> Expr:
 def _as_dense(call: Call) -> Expr:
     data, weight = call.args
     matrix = all(d == 1 for d in weight.shape[:-2]) and len(weight.shape) <= len(data.shape)
-    if not isinstance(weight, Constant) or not matrix or call.op.transpose_a:  # type: ignore[union-attr]
+    op = expect_op(call, BatchMatmul)
+    if not isinstance(weight, Constant) or not matrix or op.transpose_a:
         return call
     weight = reshaped(weight, weight.shape[-2:])
-    columns_first = weight if call.op.transpose_b else transposed(weight, (1, 0))  # type: ignore[union-attr]
-    return make_call("nn.dense", (data, columns_first), call.span, out_dtype=call.op.out_dtype)  # type: ignore[union-attr]
+    columns_first = weight if op.transpose_b else transposed(weight, (1, 0))
+    return make_call("nn.dense", (data, columns_first), call.span, out_dtype=op.out_dtype)

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.creation import Arange, Sizes
 from relayc.relay.sizes import add_sizes, dims_equal, is_at_least, product
 from relayc.relay.transform.builders import array_of, is_call_of
 from relayc.te.tir import Dim, PrimExpr
@@ -111,12 +112,11 @@ def _positions(e: Expr) -> _Positions | None:
     if not isinstance(e, Call):
         return None
     op, args = e.op, e.args
-    if is_call_of(e, "sizes"):
-        return _Positions(op.values[0], {}) if len(op.values) == 1 else None  # type: ignore[union-attr]
-    if is_call_of(e, "arange"):
-        start = op.start  # type: ignore[union-attr]
-        known = op.step == 1 and isinstance(start, int | PrimExpr)  # type: ignore[union-attr]
-        return _Positions(start, {1: 1}) if known else None
+    if isinstance(op, Sizes):
+        return _Positions(op.values[0], {}) if len(op.values) == 1 else None
+    if isinstance(op, Arange):
+        start = op.start
+        return _Positions(start, {1: 1}) if op.step == 1 and isinstance(start, int | PrimExpr) else None
     if is_call_of(e, *_VIEWS):
         inner = _positions(args[0])
         return None if inner is None else _viewed(inner, args[0], e)

@@ -18,7 +18,9 @@ import numpy as np
 from relayc.relay.expr import Call, Constant, Expr, Function
 from relayc.relay.expr_functor import Sharing
 from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.indexing import Take
 from relayc.relay.op.nn.conv import Conv2D
+from relayc.relay.op.nn.dense import Dense
 from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
 from relayc.relay.sizes import dims_equal, likely
 from relayc.relay.transform.builders import array_of, is_call_of, reshaped, transposed
@@ -106,7 +108,7 @@ class PointwiseOfDense(PatternRule):
     """conv(image(dense(x, v) + b), w) = image(dense(x, w v) + w b), where image moves columns before rows"""
 
     x, inner, outer, bias = wildcard(), is_constant(), is_constant(), is_constant()
-    dense = is_op("nn.dense")(x, inner)
+    dense = is_op(Dense)(x, inner)
     layer = dense | is_op("add")(dense, bias)
     columns_first = is_op("transpose")(layer).has_attr({"axes": (0, 2, 1)})
     image = is_op("reshape")(columns_first)
@@ -115,7 +117,7 @@ class PointwiseOfDense(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         chain = (found[self.image], found[self.columns_first], found[self.layer], found[self.dense])
         dense = found.call(self.dense)
-        if any(found.shared(e) for e in chain) or dense.op.out_dtype not in (None, str(call.dtype)):  # type: ignore[union-attr]
+        if any(found.shared(e) for e in chain) or found.op(self.dense).out_dtype not in (None, str(call.dtype)):
             return None
         v, w = array_of(found[self.inner]), array_of(found[self.outer])[:, :, 0, 0]
         middle, rows = v.shape[0], math.prod(map(likely, dense.shape[:-1]))
@@ -161,10 +163,10 @@ def _mixes_pixels(e: Expr) -> list[Expr] | None:
     """The images whose pixels `e` selects, scales or adds, equally in all channels; None if it does something else."""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or len(e.shape) != 4:
         return None
-    if is_call_of(e, "take"):
+    if isinstance(e.op, Take):
         x, indices = e.args
-        along = e.op.axis % len(x.shape) if len(x.shape) == 4 else 0  # type: ignore[attr-defined]
-        fits = along >= 2 and len(indices.shape) == 1 and e.op.batch_dims == 0  # type: ignore[attr-defined]
+        along = e.op.axis % len(x.shape) if len(x.shape) == 4 else 0
+        fits = along >= 2 and len(indices.shape) == 1 and e.op.batch_dims == 0
         return [x] if fits else None
     if is_call_of(e, "add") and all(a.shape == e.shape for a in e.args):
         return list(e.args)

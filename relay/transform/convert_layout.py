@@ -17,6 +17,7 @@ from typing import ClassVar, cast
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.transform import Transpose
 from relayc.relay.sizes import dims_equal, likely, product
 from relayc.relay.transform.builders import reshaped, transposed
 from relayc.relay.transform.function_pass import FunctionPass
@@ -67,9 +68,8 @@ class _Converter:
         return _plain(e.rebuild(self.plain))
 
     def _visit_operator(self, call: Call, op: OpDef) -> _Arranged | None:
-        if op.name == "transpose":
-            of = self.known[id(call.args[0])]
-            axes: Permutation = op.axes  # type: ignore[attr-defined]
+        if isinstance(op, Transpose):
+            of, axes = self.known[id(call.args[0])], op.axes
             return _Arranged(of.expr, tuple([axes.index(a) for a in _full(of, len(axes))]))
         if op.name == "reshape":
             return self._visit_reshape(call)
@@ -210,7 +210,7 @@ def _transposed_fields(e: Expr, axes: Sequence[int]) -> Expr:
 def _with_kept_dimensions(call: Call, op: OpDef) -> OpDef | None:
     """A reduction that drops its dimensions, rewritten to keep them; None for everything else."""
     drops = op.pattern == OpPattern.COMM_REDUCE and getattr(op, "keepdims", True) is False
-    return op.replace(keepdims=True) if drops else None  # type: ignore[call-arg]
+    return op.replace(keepdims=True) if drops else None
 
 
 @dataclass(slots=True)

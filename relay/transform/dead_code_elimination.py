@@ -40,7 +40,7 @@ def _clean(function: Function) -> Function:
             return e.tuple_value.fields[e.index]
         return e
 
-    return cast(Function, rewrite_dag(function, visit))  # type: ignore[arg-type]
+    return cast(Function, rewrite_dag(function, visit))
 
 
 def _reachable(module: IRModule) -> IRModule:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr, numpy_dtype
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.nn.norm import GroupNorm, InstanceNorm, LayerNorm, RMSNorm, Standardize
+from relayc.relay.op.transform import Transpose
 from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
-from relayc.relay.transform.builders import array_of, reshaped
+from relayc.relay.transform.builders import array_of, reshaped, static_shape
 from relayc.relay.transform.decomposed_parts import reduced_axes
 from relayc.relay.type import dims_match, shapes_equal
 from relayc.te.tir import Dim
@@ -18,10 +20,13 @@ from relayc.te.tir import Dim
 __all__ = ["CHANNEL_NORM_RULES"]
 
 
+_CHANNEL_NORMS = (InstanceNorm, GroupNorm)
+
+
 def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
     """A constant as one value for each channel of `norm`; None if it varies otherwise."""
     number, rank = array_of(constant), len(norm.shape)
-    axis, channels = norm.op.axis % rank, array_of(norm.args[1]).size  # type: ignore[union-attr]
+    axis, channels = expect_op(norm, *_CHANNEL_NORMS).axis % rank, array_of(norm.args[1]).size
     if number.ndim > rank:
         return None
     shape = (1,) * (rank - number.ndim) + number.shape
@@ -39,13 +44,13 @@ def _per_split_channel(constant: Expr, norm: Call, shape: Sequence[Dim]) -> np.n
     channels."""
     number, rank = array_of(constant), len(shape)
     split = shape[-2:]
-    last = norm.op.axis % len(norm.shape) == len(norm.shape) - 1  # type: ignore[union-attr]
+    last = expect_op(norm, *_CHANNEL_NORMS).axis % len(norm.shape) == len(norm.shape) - 1
     if not last or rank != len(norm.shape) + 1 or not shapes_equal(shape[:-2], norm.shape[:-1]) or number.ndim > rank:
         return None
     sides = (*(1,) * (2 - number.ndim), *number.shape)
     if any(d != 1 for d in sides[:-2]) or any(d not in (1, n) for d, n in zip(sides[-2:], split, strict=True)):
         return None
-    return np.broadcast_to(number.reshape(sides[-2:]), [int(d) for d in split]).reshape(-1)  # type: ignore[arg-type]
+    return np.broadcast_to(number.reshape(sides[-2:]), static_shape(split)).reshape(-1)
 
 
 class DecomposedGroupNorm(PatternRule):
@@ -59,14 +64,14 @@ class DecomposedGroupNorm(PatternRule):
     pattern = is_op("nn.instance_norm")(is_op("reshape")(x), gamma, beta)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, op = found[self.x], call.op
+        x, op = found[self.x], expect_op(call, InstanceNorm)
         groups, channels = call.shape[1], next(iter(x.shape[1:]), None)
-        plain = len(call.shape) == 3 and op.axis == 1  # type: ignore[union-attr]
+        plain = len(call.shape) == 3 and op.axis == 1
         if not plain or not dims_match(call.shape[0], x.shape[0]):
             return None
         if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
             return None
-        size, epsilon = channels // groups, op.epsilon  # type: ignore[union-attr]
+        size, epsilon = channels // groups, op.epsilon
         parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
         norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
         return reshaped(norm, call.shape)
@@ -74,7 +79,7 @@ class DecomposedGroupNorm(PatternRule):
 
 def _group_norm(call: Call, x: Expr, groups: int, channels: int, axis: int) -> Expr:
     """The result of `call`, a norm of a view of `x`, computed by a group norm of its channels along `axis`."""
-    one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), call.op.epsilon  # type: ignore[union-attr]
+    one, epsilon = np.ones(channels, numpy_dtype(x.dtype)), expect_op(call, LayerNorm, Standardize).epsilon
     parameters = (Constant(one), Constant(np.zeros_like(one)))
     norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=axis, epsilon=epsilon)
     return reshaped(norm, call.shape)
@@ -88,12 +93,12 @@ class GroupNormOfRows(PatternRule):
 
     x = wildcard()
     rows = is_op("reshape")(x)
-    norm = is_op("nn.layer_norm")(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
+    norm = is_op(LayerNorm)(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
     pattern = norm | is_op("nn.standardize")(rows).has_attr({"axis": (2,), "margin": 0.0, "centred": True})
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, op = found[self.x], call.op
-        if len(call.shape) != 3 or (self.norm in found and op.axis % 3 != 2):  # type: ignore[union-attr]
+        x = found[self.x]
+        if len(call.shape) != 3 or (self.norm in found and found.op(self.norm).axis % 3 != 2):
             return None
         if len(x.shape) < 3 or not dims_match(call.shape[0], x.shape[0]):
             return None
@@ -159,7 +164,7 @@ class _FoldedIntoChannels(PatternRule):
         if number is None:
             return None
         x, gamma, beta = norm.args
-        made = make_call(norm.op, (x, *self.parameters(number, gamma, beta)), call.span)  # type: ignore[arg-type]
+        made = make_call(norm.operator, (x, *self.parameters(number, gamma, beta)), call.span)
         return reshaped(made, call.shape)
 
 
@@ -195,12 +200,12 @@ class DecomposedInstanceNorm(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         rank, ones = len(call.shape), array_of(found[self.ones])
         channels = call.shape[1] if rank > 3 else None
-        if call.op.axis % rank != 2 or not isinstance(channels, int):  # type: ignore[union-attr]
+        op = expect_op(call, LayerNorm)
+        if op.axis % rank != 2 or not isinstance(channels, int):
             return None
         gamma, beta = np.ones(channels, ones.dtype), np.zeros(channels, ones.dtype)
-        epsilon = call.op.epsilon  # type: ignore[union-attr]
         parameters = (Constant(gamma), Constant(beta))
-        return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=epsilon)
+        return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=op.epsilon)
 
 
 class TransposedNorm(PatternRule):
@@ -211,18 +216,19 @@ class TransposedNorm(PatternRule):
     """
 
     x, gamma, beta = wildcard(), wildcard(), wildcard()
-    transposed = is_op("transpose")(x)
+    transposed = is_op(Transpose)(x)
     norm = is_op("nn.layer_norm")(transposed, gamma, beta) | is_op("nn.rms_norm")(transposed, gamma)
     pattern = is_op("transpose")(norm)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
-        there, back = (c.op.axes for c in (found.call(self.transposed), call))  # type: ignore[union-attr]
-        last = norm.op.axis % rank == rank - 1  # type: ignore[union-attr]
+        there, back = found.op(self.transposed).axes, expect_op(call, Transpose).axes
+        op = expect_op(norm, LayerNorm, RMSNorm)
+        last = op.axis % rank == rank - 1
         if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
             return None
-        axis, epsilon, centred = there[-1], norm.op.epsilon, self.beta in found  # type: ignore[union-attr]
-        result = make_call("nn.standardize", (x,), norm.span, axis=(axis,), epsilon=epsilon, centred=centred)
+        axis, centred = there[-1], self.beta in found
+        result = make_call("nn.standardize", (x,), norm.span, axis=(axis,), epsilon=op.epsilon, centred=centred)
         sides = (x.shape[axis], *[1] * (rank - 1 - axis))
         for name, parameter in (("multiply", self.gamma), ("add", self.beta)):
             if parameter in found:

@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.reduce import Mean, Sum
 from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
+from relayc.relay.transform.builders import is_call_of
 from relayc.relay.transform.decomposed_parts import count_reduced, number, one_number, reduced_axes, square_of, value_of
 from relayc.relay.type import shapes_equal
 
@@ -27,13 +29,13 @@ class KeptDimensions(PatternRule):
         kept = tuple([1 if a in axes else d for a, d in enumerate(x.shape)])
         if not shapes_equal(kept, call.shape) or found.shared(reduction):
             return None
-        return make_call(reduction.op.replace(keepdims=True), (x,), reduction.span)  # type: ignore[union-attr]
+        return make_call(reduction.operator.replace(keepdims=True), (x,), reduction.span)
 
 
 class DecomposedMean(PatternRule):
     """sum(x) / n = mean(x), for the number n of elements in each sum"""
 
-    total, count = is_op("sum"), one_number()
+    total, count = is_op(Sum), one_number()
     pattern = is_op("multiply", "divide")(total, count)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
@@ -41,12 +43,12 @@ class DecomposedMean(PatternRule):
         elements = count_reduced(total)
         if not elements or not count or not call.dtype.is_float or total.ty is not call.ty or found.shared(total):
             return None
-        ratio = count * elements if call.op.name == "multiply" else count / elements  # type: ignore[union-attr]
+        ratio = count * elements if is_call_of(call, "multiply") else count / elements
         rounding = 0.0 if call.dtype == "float64" else float(np.finfo(np.float32).eps)
         if not math.isclose(ratio, 1.0, rel_tol=max(rounding, 1e-15)):
             return None
-        op = total.op
-        return make_call("mean", total.args, call.span, axis=op.axis, keepdims=op.keepdims)  # type: ignore[union-attr]
+        op = found.op(self.total)
+        return make_call("mean", total.args, call.span, axis=op.axis, keepdims=op.keepdims)
 
 
 class DecomposedVariance(PatternRule):
@@ -82,7 +84,7 @@ class VarianceOfMoments(PatternRule):
 
 def _variance(x: Expr, mean: Call) -> Expr:
     """The variance of `x` over the dimensions of `mean`."""
-    keepdims: bool = mean.op.keepdims  # type: ignore[union-attr]
+    keepdims = expect_op(mean, Mean).keepdims
     return make_call("variance", (x,), mean.span, axis=reduced_axes(mean), keepdims=keepdims)
 
 

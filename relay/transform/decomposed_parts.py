@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.base import expect_op
+from relayc.relay.op.nn.norm import Standardize
+from relayc.relay.op.reduce import Reduction
 from relayc.relay.pattern import Pattern, is_constant, is_op
 from relayc.relay.transform.builders import array_of, reshaped
 
@@ -62,7 +65,7 @@ def over_root(x: Pattern, mean_of_squares: Pattern, epsilon: Pattern, gamma: Pat
 def reduced_axes(reduction: Call) -> tuple[int, ...]:
     """The reduced dimensions, in ascending order."""
     rank = len(reduction.args[0].shape)
-    axes: tuple[int, ...] | None = reduction.op.axis  # type: ignore[union-attr]
+    axes = expect_op(reduction, Reduction, Standardize).axis
     return tuple(sorted(range(rank) if axes is None else [a % rank for a in axes]))
 
 

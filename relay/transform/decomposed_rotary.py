@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relayc.relay.expr import Call, Constant, Expr, Tuple
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.indexing import Take
+from relayc.relay.op.joining import Concatenate
+from relayc.relay.op.transform import StridedSlice
 from relayc.relay.pattern import Found, PatternRule, is_op, is_tuple, wildcard
 from relayc.relay.transform.builders import is_call_of, reshaped
 from relayc.relay.type import shapes_equal
@@ -44,8 +47,8 @@ def _lane(e: Expr) -> _Lane | None:
 
 
 def _slice(cut: Call) -> _Lane | None:
-    op, rank = cut.op, len(cut.shape)
-    begin, strides, axes = op.begin, op.strides, op.axes  # type: ignore[union-attr]
+    op, rank = expect_op(cut, StridedSlice), len(cut.shape)
+    begin, strides, axes = op.begin, op.strides, op.axes
     size = cut.args[0].shape[-1]
     if len(axes) != 1 or axes[0] % rank != rank - 1 or strides[0] not in (1, 2):
         return None
@@ -59,9 +62,9 @@ def _column(e: Call) -> int | None:
     if is_call_of(e, "strided_slice"):
         lane = _slice(e)
         return lane.first if lane is not None and e.shape[-1] == 1 else None
-    if is_call_of(e, "take"):
-        op, at = e.op, e.args[1]
-        last = op.axis % len(e.args[0].shape) == len(e.args[0].shape) - 1  # type: ignore[union-attr]
+    if isinstance(e.op, Take):
+        at, rank = e.args[1], len(e.args[0].shape)
+        last = e.op.axis % rank == rank - 1
         if last and isinstance(at, Constant) and at.data.size == 1 and int(at.data.item()) in (0, 1, -1):
             return int(at.data.item()) % 2
     return None
@@ -129,7 +132,7 @@ class DecomposedRotaryEmbedding(PatternRule):
 
 def _is_along_last(concatenated: Call) -> bool:
     rank = len(concatenated.shape)
-    return concatenated.op.axis % rank == rank - 1  # type: ignore[union-attr]
+    return expect_op(concatenated, Concatenate).axis % rank == rank - 1
 
 
 def _is_of_columns(concatenated: Call) -> bool:
@@ -171,7 +174,7 @@ class DecomposedRotaryHalves(PatternRule):
                 continue
             embedded = pairs.embedded(rotated[_COSINE], rotated[_SINE], call)
             args = (*call.args[:i], embedded, *call.args[i + 2 :])
-            return make_call(call.op, args, call.span) if len(args) > 1 else embedded  # type: ignore[arg-type]
+            return make_call(call.operator, args, call.span) if len(args) > 1 else embedded
         return None
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr, numpy_dtype
-from relayc.relay.op.base import OpDef, make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.nn.norm import RMSNorm, Standardize
 from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
-from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.builders import array_of, is_call_of, static_shape
 from relayc.relay.transform.decomposed_parts import (
     count_reduced,
     inverse_root_of,
@@ -37,7 +38,7 @@ def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | N
     shape: Sequence[Dim] = x.shape[axis:]
     if not all(isinstance(d, int) for d in shape):
         return None
-    one = np.ones([int(d) for d in shape], numpy_dtype(x.dtype))  # type: ignore[arg-type]
+    one = np.ones(static_shape(shape), numpy_dtype(x.dtype))
     parameters = [Constant(one), Constant(np.zeros_like(one))][: 2 if name == "nn.layer_norm" else 1]
     return make_call(name, (x, *parameters), like.span, axis=axis, epsilon=epsilon)
 
@@ -70,7 +71,7 @@ def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
         scale = parameter(gamma, parameters[0].shape)
         if scale is not None and all(isinstance(p, Constant) for p in parameters):
             scaled = [Constant(array_of(p) * scale.data, span=gamma.span) for p in parameters]
-            return make_call(norm.op, (x, *scaled), norm.span)  # type: ignore[arg-type]
+            return make_call(norm.operator, (x, *scaled), norm.span)
     product = make_call("multiply", (norm, gamma), norm.span)
     return product if product.ty is norm.ty else None
 
@@ -83,7 +84,7 @@ def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
         *others, zero = norm.args
         shift = parameter(beta, zero.shape)
         if shift is not None and isinstance(zero, Constant) and not zero.data.any():
-            return make_call(norm.op, (*others, shift), norm.span)  # type: ignore[arg-type]
+            return make_call(norm.operator, (*others, shift), norm.span)
     total = make_call("add", (norm, beta), norm.span)
     return total if total.ty is norm.ty else None
 
@@ -118,7 +119,7 @@ class ScaledNorm(PatternRule):
         if norm.ty is not call.ty or found.shared(norm):
             return None
         scaled = _scaled(norm, found[self.scale])
-        return scaled if scaled is not None and is_call_of(scaled, norm.op.name) else None  # type: ignore[union-attr]
+        return scaled if scaled is not None and is_call_of(scaled, norm.operator.name) else None
 
 
 class CentredRMSNorm(PatternRule):
@@ -130,14 +131,12 @@ class CentredRMSNorm(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, gamma = found[self.x], found[self.gamma]
-        rms = call.op
-        assert isinstance(rms, OpDef)
-        axis: int = rms.axis % len(x.shape)  # type: ignore[attr-defined]
+        rms = expect_op(call, RMSNorm)
+        axis = rms.axis % len(x.shape)
         if last_axes(found.call(self.mean)) != axis or x.ty is not call.ty or not gamma.tensor_type.is_static:
             return None
         beta = Constant(np.zeros(gamma.tensor_type.static_shape, numpy_dtype(gamma.dtype)))
-        epsilon = rms.epsilon  # type: ignore[attr-defined]
-        return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=epsilon)
+        return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=rms.epsilon)
 
 
 class DecomposedLayerNorm(PatternRule):
@@ -257,9 +256,9 @@ class StandardizedRows(PatternRule):
     pattern = is_op("nn.standardize")(x).has_attr({"margin": 0.0})
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        axis, op = last_axes(call), call.op
-        name = "nn.layer_norm" if op.centred else "nn.rms_norm"  # type: ignore[union-attr]
-        return None if axis is None else _norm(name, found[self.x], axis, op.epsilon, call)  # type: ignore[union-attr]
+        axis, op = last_axes(call), expect_op(call, Standardize)
+        name = "nn.layer_norm" if op.centred else "nn.rms_norm"
+        return None if axis is None else _norm(name, found[self.x], axis, op.epsilon, call)
 
 
 class ShiftedLayerNorm(PatternRule):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.nn.norm import LogSoftmax, Softmax
+from relayc.relay.op.reduce import Max
 from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
 from relayc.relay.transform.builders import reshaped
 from relayc.relay.transform.decomposed_parts import number, reduced_axes
@@ -72,16 +74,16 @@ class UnshiftedSoftmax(PatternRule):
     """
 
     x = wildcard()
-    largest = is_op("max")(x)
-    pattern = is_op("nn.softmax", "nn.log_softmax")(is_op("subtract")(x, largest))
+    largest = is_op(Max)(x)
+    pattern = is_op(Softmax, LogSoftmax)(is_op("subtract")(x, largest))
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, largest = found[self.x], found.call(self.largest)
-        axis: int = call.op.axis % len(call.shape)  # type: ignore[union-attr]
-        kept = largest.op.keepdims or not largest.shape  # type: ignore[union-attr]
+        axis = expect_op(call, Softmax, LogSoftmax).axis % len(call.shape)
+        kept = found.op(self.largest).keepdims or not largest.shape
         if not kept or axis not in reduced_axes(largest) or x.ty is not call.ty:
             return None
-        return make_call(call.op, (x,), call.span)  # type: ignore[arg-type]
+        return make_call(call.operator, (x,), call.span)
 
 
 class SoftmaxOfRows(PatternRule):
@@ -91,15 +93,16 @@ class SoftmaxOfRows(PatternRule):
     """
 
     x = wildcard()
-    softmax = is_op("nn.softmax", "nn.log_softmax")(is_op("reshape")(x))
+    softmax = is_op(Softmax, LogSoftmax)(is_op("reshape")(x))
     pattern = is_op("reshape")(softmax)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         softmax, rank = found.call(self.softmax), len(call.shape)
-        last = softmax.op.axis % len(softmax.shape) == len(softmax.shape) - 1  # type: ignore[union-attr]
+        last = found.op(self.softmax).axis % len(softmax.shape) == len(softmax.shape) - 1
         if not last or not rank or not dims_equal(call.shape[-1], softmax.shape[-1]) or found.shared(softmax):
             return None
-        return make_call(softmax.op.name, (reshaped(found[self.x], call.shape),), softmax.span, axis=rank - 1)  # type: ignore[union-attr]
+        moved = found.op(self.softmax).replace(axis=rank - 1)
+        return make_call(moved, (reshaped(found[self.x], call.shape),), softmax.span)
 
 
 SOFTMAX_RULES: tuple[type[PatternRule], ...] = (

@@ -166,6 +166,7 @@ def _numbered(ty: Type) -> Type:
         return TupleType([_numbered(f) for f in ty.fields])
     if isinstance(ty, ContainerType):
         inner = ty.element
-        return type(ty)(_numbered(inner) if isinstance(inner, SequenceType) else ElementType(inner.shape, _NUMBER))  # type: ignore[arg-type]
+        element = _numbered(inner) if isinstance(inner, SequenceType) else ElementType(inner.shape, _NUMBER)
+        return type(ty)(cast("SequenceType | ElementType", element))
     assert isinstance(ty, TensorType)
     return ty.with_dtype(_NUMBER)

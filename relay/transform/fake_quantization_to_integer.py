@@ -188,7 +188,7 @@ class _Rewriter:
         wide = "int32" if largest is None else "float32"
         operand = elementwise.cast(integers, wide)
         operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
-        sums = make_call(call.op, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)  # type: ignore[arg-type]
+        sums = make_call(call.operator, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)
         scales = (weight_scales.astype(np.float64) * scale).reshape(shape if weight_scales.ndim else ())
         result = broadcast.multiply(_as_floats(sums), Constant(scales.astype(np.float32)))
         self.products[id(result)] = _Product(result, sums, scales, bound)
@@ -286,12 +286,12 @@ _ALMOST_HALF = 0.499
 def _already_quantized(values: Expr, scale: float, meanings: Sequence[_Quantized]) -> Expr | None:
     """The quantised values that `values`, or those above 0, already represent under one of these parameters; None
     otherwise."""
-    is_relu = isinstance(values, Call) and is_call_of(values, "nn.relu")
-    source = _dequantized(values.args[0] if is_relu else values)  # type: ignore[attr-defined]
+    relu = values if isinstance(values, Call) and is_call_of(values, "nn.relu") else None
+    source = _dequantized(values if relu is None else relu.args[0])
     if source is None or source[1] != scale or _Quantized(str(source[0].dtype), source[2]) not in meanings:
         return None
     integers, _, zero = source
-    return broadcast.maximum(integers, const(zero, integers.dtype)) if is_relu else integers
+    return broadcast.maximum(integers, const(zero, integers.dtype)) if relu is not None else integers
 
 
 def _is_understood(e: Call) -> bool:
@@ -315,7 +315,7 @@ def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized | 
             return parts[0]
         bound = max(parts[0].bound, *[abs(limit) for limit in (low, high) if limit is not None])
         return _Units(elementwise.clip(values[0], low, high), bound)
-    return _Units(make_call(e.op, values, e.span), sum(p.bound for p in parts))  # type: ignore[arg-type]
+    return _Units(make_call(e.operator, values, e.span), sum(p.bound for p in parts))
 
 
 def _product_in_units(product: _Product, scale: float) -> _Units:
@@ -396,7 +396,7 @@ def _of_unsigned(call: Call) -> Expr:
         return call
     scale, zero = call.args[1:]
     moved = Constant((array_of(zero).astype(np.int16) + 128).astype(np.uint8))
-    return make_call(call.op, (source, scale, moved), call.span)  # type: ignore[arg-type]
+    return make_call(call.operator, (source, scale, moved), call.span)
 
 
 def _concatenated(call: Call) -> Expr:

@@ -66,7 +66,7 @@ class FoldConstant(FunctionPass):
                 return e.true_branch if bool(e.cond.data) else e.false_branch
             return e
 
-        return cast(Function, rewrite_dag(function, fold))  # type: ignore[arg-type]
+        return cast(Function, rewrite_dag(function, fold))
 
 
 def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:

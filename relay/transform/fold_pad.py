@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from relayc.relay.expr import Call, Expr, Function
-from relayc.relay.op.base import OpDef, make_call
-from relayc.relay.op.nn.pool import MaxPool
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.elementwise import Clip
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.pad import Pad
+from relayc.relay.op.nn.pool import AvgPool, MaxPool
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.sizes import is_at_least
 from relayc.relay.transform.builders import is_call_of
@@ -35,16 +38,15 @@ class PadBeforeConvolution(PatternRule):
 
     x = wildcard()
     pad = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
-    pattern = is_op("nn.conv1d", "nn.conv2d", "nn.conv3d")(pad, wildcard())
+    pattern = is_op(Conv1D, Conv2D, Conv3D)(pad, wildcard())
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        op = call.op
-        assert isinstance(op, OpDef)
-        more = _spatial_widths(found.call(self.pad), op.data_layout)  # type: ignore[attr-defined]
+        op = expect_op(call, Conv1D, Conv2D, Conv3D)
+        more = _spatial_widths(found.call(self.pad), op.data_layout)
         if more is None:
             return None
-        padding = tuple([a + b for a, b in zip(op.padding, more, strict=True)])  # type: ignore[attr-defined]
-        return make_call(op.replace(padding=padding), (found[self.x], call.args[1]), call.span)  # type: ignore[call-arg]
+        padding = tuple([a + b for a, b in zip(op.padding, more, strict=True)])
+        return make_call(op.replace(padding=padding), (found[self.x], call.args[1]), call.span)
 
 
 class PadBeforeAveragePooling(PatternRule):
@@ -52,17 +54,16 @@ class PadBeforeAveragePooling(PatternRule):
 
     x = wildcard()
     pad = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
-    pattern = is_op("nn.avg_pool")(pad)
+    pattern = is_op(AvgPool)(pad)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        op = call.op
-        assert isinstance(op, OpDef)
-        more = _spatial_widths(found.call(self.pad), op.layout)  # type: ignore[attr-defined]
-        uncounted = any(op.padding) and not op.count_include_pad  # type: ignore[attr-defined]
-        if more is None or uncounted or op.ceil_mode:  # type: ignore[attr-defined]
+        op = expect_op(call, AvgPool)
+        more = _spatial_widths(found.call(self.pad), op.layout)
+        uncounted = any(op.padding) and not op.count_include_pad
+        if more is None or uncounted or op.ceil_mode:
             return None
-        padding = tuple([a + b for a, b in zip(op.padding, more, strict=True)])  # type: ignore[attr-defined]
-        counted = op.replace(padding=padding, count_include_pad=True)  # type: ignore[call-arg]
+        padding = tuple([a + b for a, b in zip(op.padding, more, strict=True)])
+        counted = op.replace(padding=padding, count_include_pad=True)
         return make_call(counted, (found[self.x],), call.span)
 
 
@@ -74,17 +75,15 @@ class PadBeforeMaxPooling(PatternRule):
 
     x = wildcard()
     pad = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
-    pattern = is_op("nn.max_pool")(pad)
+    pattern = is_op(MaxPool)(pad)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        op, x, pad = call.op, found[self.x], found.call(self.pad)
-        assert isinstance(op, MaxPool)
-        value: float = pad.op.pad_value  # type: ignore[union-attr]
+        op, x, pad = expect_op(call, MaxPool), found[self.x], found.call(self.pad)
+        value = expect_op(pad, Pad).pad_value
         more = _spatial_widths(pad, op.layout, value)
         if more is None:
             return None
         padded = op.replace(padding=tuple([a + b for a, b in zip(op.padding, more, strict=True)]))
-        assert isinstance(padded, MaxPool)
         never_wins = value == _least(x.dtype) or (value == 0 and _is_not_negative(x) and _meets_all(padded, x))
         pooled = make_call(padded, (x,), call.span) if never_wins else None
         return pooled if pooled is not None and pooled.ty is call.ty else None  # rounded up, there may be fewer windows
@@ -116,9 +115,8 @@ def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
         return True
     if not isinstance(e, Call) or not e.dtype.is_float or not steps:
         return False
-    if is_call_of(e, "clip"):
-        least: float | None = e.op.a_min  # type: ignore[union-attr]
-        return least is not None and least >= 0
+    if isinstance(e.op, Clip):
+        return e.op.a_min is not None and e.op.a_min >= 0
     if is_call_of(e, "maximum", *_AS_ITS_OPERANDS):
         holds = any if is_call_of(e, "maximum") else all
         return holds(_is_not_negative(a, steps - 1) for a in e.args)
@@ -127,8 +125,9 @@ def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
 
 def _spatial_widths(pad: Call, layout: str, value: float = 0.0) -> tuple[int, ...] | None:
     """(begin..., end...) of the spatial axes; None if the pad has another value, crops, or pads N or C."""
-    widths: tuple[tuple[int, int], ...] = pad.op.pad_width  # type: ignore[union-attr]
-    if pad.op.pad_value != value or any(w < 0 for pair in widths for w in pair):  # type: ignore[union-attr]
+    op = expect_op(pad, Pad)
+    widths = op.pad_width
+    if op.pad_value != value or any(w < 0 for pair in widths for w in pair):
         return None
     if any(widths[layout.index(axis)] != (0, 0) for axis in "NC"):
         return None

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr, Function
-from relayc.relay.op.base import make_call
-from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.dense import Dense
+from relayc.relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, rewrite, wildcard
 from relayc.relay.stored import StoredConstant
 from relayc.relay.transform.builders import array_of, is_call_of
 from relayc.relay.transform.function_pass import FunctionPass
@@ -16,7 +18,7 @@ from relayc.te.ir import PassContext
 
 __all__ = ["FoldScaleAxis", "per_output_channel"]
 
-_HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
+_CONVOLUTIONS = (Conv1D, Conv2D, Conv3D)
 
 
 class FoldScaleAxis(FunctionPass):
@@ -33,8 +35,8 @@ class FoldScaleAxis(FunctionPass):
         return rewrite([rule() for rule in RULES], function)
 
 
-def _layer() -> Any:
-    return is_op(*_HEAVY)(wildcard(), is_constant())
+def _layer() -> Pattern:
+    return is_op(*_CONVOLUTIONS, Dense)(wildcard(), is_constant())
 
 
 def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
@@ -76,7 +78,7 @@ class ScaleAfter(PatternRule):
         scale = per_output_channel(layer, found[self.scale])
         if scale is None or found.shared(layer) or layer.ty is not call.ty:
             return None
-        return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
+        return make_call(layer.operator, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)
 
 
 class ScaleAfterBias(PatternRule):
@@ -95,7 +97,7 @@ class ScaleAfterBias(PatternRule):
             return None
         weight = _scaled(layer, scale, output=True)
         bias = Constant(np.multiply(array_of(found[self.bias]), array_of(found[self.scale])))
-        scaled = make_call(layer.op, (layer.args[0], weight), layer.span)  # type: ignore[arg-type]
+        scaled = make_call(layer.operator, (layer.args[0], weight), layer.span)
         return make_call("add", (scaled, bias), total.span)
 
 
@@ -121,7 +123,7 @@ class ScaleBefore(PatternRule):
 
     x, scale, weight = wildcard(), is_constant(), is_constant()
     product = is_op("multiply")(x, scale)
-    pattern = is_op(*_HEAVY)(product, weight)
+    pattern = is_op(*_CONVOLUTIONS, Dense)(product, weight)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         product = found.call(self.product)
@@ -133,21 +135,21 @@ class ScaleBefore(PatternRule):
         if scale is None:
             return None
         weight = _scaled(call, scale, output=False)
-        return make_call(call.op, (found[self.x], weight), call.span)  # type: ignore[arg-type]
+        return make_call(call.operator, (found[self.x], weight), call.span)
 
 
 def _data_axis(layer: Call) -> int:
     """The channel dimension of a layer's data and result."""
     if is_call_of(layer, "nn.dense"):
         return len(layer.shape) - 1
-    return layer.op.data_layout.index("C")  # type: ignore[union-attr]
+    return expect_op(layer, *_CONVOLUTIONS).data_layout.index("C")
 
 
 def _weight_axis(layer: Call, output: bool) -> int:
     """The dimension of the output (input) channels in a layer's weights."""
     if is_call_of(layer, "nn.dense"):
         return 0 if output else 1
-    return layer.op.kernel_layout.index("O" if output else "I")  # type: ignore[union-attr]
+    return expect_op(layer, *_CONVOLUTIONS).kernel_layout.index("O" if output else "I")
 
 
 def per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | None:

@@ -36,4 +36,4 @@ class PackNarrowConstants(FunctionPass):
             packed = Constant(pack_bits(e.data), span=e.span)
             return unpack_bits(packed, e.ty.static_shape, str(e.dtype))
 
-        return cast(Function, rewrite_dag(function, pack))  # type: ignore[arg-type]
+        return cast(Function, rewrite_dag(function, pack))

@@ -21,15 +21,14 @@ class BroadcastToInBinary(PatternRule):
     pattern = is_op("broadcast_to", "add", "subtract", "multiply", "divide", "maximum", "minimum", "where")
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        name = call.op.name  # type: ignore[union-attr]
-        if name == "broadcast_to":
+        if is_call_of(call, "broadcast_to"):
             return call.args[0] if call.args[0].ty is call.ty else None
         sources = [_without_broadcast(a) for a in call.args]
         for i, source in enumerate(sources):
             if source is call.args[i]:
                 continue
             args = (*call.args[:i], source, *call.args[i + 1 :])
-            slim = make_call(call.op, args, call.span)  # type: ignore[arg-type]
+            slim = make_call(call.operator, args, call.span)
             if slim.ty is call.ty:
                 return slim
         return None

@@ -69,7 +69,7 @@ class ReshapeOfReshape(PatternRule):
         x = found[self.x]
         if x.ty is call.ty:
             return x
-        return make_call(call.op, (x,), call.span) if self.inner in found else None  # type: ignore[arg-type]
+        return make_call(call.operator, (x,), call.span) if self.inner in found else None
 
 
 class TransposeOfTranspose(PatternRule):
@@ -110,7 +110,7 @@ class CastOfCast(PatternRule):
             return None
         if x.ty is call.ty:
             return x
-        return make_call(call.op, (x,), call.span) if self.inner in found else None  # type: ignore[arg-type]
+        return make_call(call.operator, (x,), call.span) if self.inner in found else None
 
 
 def _widens(a: DType, b: DType) -> bool:
@@ -182,7 +182,7 @@ class ChainOfConstants(PatternRule):
         merged = apply_reference(inner.operator, (array_of(a), array_of(b)), _broadcast_type(a, b))
         if not _keeps_magnitude(inner.operator, merged, a, b):
             return None
-        return make_call(call.op, (x, Constant(merged)), call.span)  # type: ignore[arg-type]
+        return make_call(call.operator, (x, Constant(merged)), call.span)
 
 
 def _broadcast_type(a: Expr, b: Expr) -> TensorType:
@@ -346,7 +346,7 @@ class PadOfPad(PatternRule):
         if _attr(inner, "pad_value") != _attr(call, "pad_value") or cuts_off:
             return None
         total = tuple([(a + c, b + d) for (a, b), (c, d) in zip(widths, more, strict=True)])
-        return make_call(call.operator.replace(pad_width=total), (found[self.x],), call.span)  # type: ignore[call-arg]
+        return make_call(call.operator.replace(pad_width=total), (found[self.x],), call.span)
 
 
 class ConcatenateOfOne(PatternRule):
@@ -367,10 +367,9 @@ class ConcatenateOfConcatenate(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         flat: list[Expr] = []
         for a in call.args:
-            nested = isinstance(a, Call) and a.op == call.op and not found.shared(a)
-            flat.extend(a.args if nested else (a,))  # type: ignore[union-attr]
+            flat.extend(a.args if isinstance(a, Call) and a.op == call.op and not found.shared(a) else (a,))
         grows = len(call.args) < len(flat) <= MOST_PARTS
-        return make_call(call.op, flat, call.span) if grows else None  # type: ignore[arg-type]
+        return make_call(call.operator, flat, call.span) if grows else None
 
 
 class ReshapeAfterUnary(PatternRule):
@@ -388,7 +387,7 @@ class ReshapeAfterUnary(PatternRule):
         assert isinstance(view, Call)
         if not isinstance(call.ty, TensorType):
             return None
-        moved = make_call(call.op, view.args, call.span)  # type: ignore[arg-type]
+        moved = make_call(call.operator, view.args, call.span)
         return make_call("reshape", (moved,), view.span, newshape=call.ty.shape)
 
 
@@ -411,7 +410,7 @@ class ReshapeAfterBinary(PatternRule):
                 continue
             x = view.args[0]
             args = (x, other) if i == 0 else (other, x)
-            moved = make_call(call.op, args, call.span)  # type: ignore[arg-type]
+            moved = make_call(call.operator, args, call.span)
             if moved.ty is x.ty:
                 return make_call("reshape", (moved,), view.span, newshape=call.tensor_type.shape)
         return None

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import expect_op, make_call
+from relayc.relay.op.nn.norm import BatchNorm
 from relayc.relay.transform.builders import is_call_of, reshaped
 from relayc.relay.transform.function_pass import RewritePass
 from relayc.te.ir import Span
@@ -30,9 +31,10 @@ class SimplifyInference(RewritePass):
 
 def _affine(call: Call) -> Expr:
     data, gamma, beta, mean, variance = call.args
-    axis, epsilon = call.op.axis % len(data.shape), call.op.epsilon  # type: ignore[union-attr]
+    op = expect_op(call, BatchNorm)
+    axis, epsilon = op.axis % len(data.shape), op.epsilon
     span = call.span
-    scale, shift = _constant_affine(gamma, beta, mean, variance, epsilon) or _general_affine(
+    scale, shift = _constant_affine(gamma, beta, mean, variance, epsilon=epsilon) or _general_affine(
         gamma, beta, mean, variance, epsilon, span
     )
     channels = [d if a == axis else 1 for a, d in enumerate(data.shape)][axis:]
@@ -40,14 +42,14 @@ def _affine(call: Call) -> Expr:
     return make_call("add", (scaled, reshaped(shift, channels)), span)
 
 
-def _constant_affine(*parameters: object) -> tuple[Expr, Expr] | None:
+def _constant_affine(*parameters: Expr, epsilon: float) -> tuple[Expr, Expr] | None:
     """Scale and shift of constant parameters, in float64 and rounded once."""
-    *tensors, epsilon = parameters
-    if not all(isinstance(p, Constant) for p in tensors):
+    constants = [p for p in parameters if isinstance(p, Constant)]
+    if len(constants) < len(parameters):
         return None
-    gamma, beta, mean, variance = [p.data.astype(np.float64) for p in tensors]  # type: ignore[union-attr]
+    gamma, beta, mean, variance = [p.data.astype(np.float64) for p in constants]
     scale = gamma / np.sqrt(variance + epsilon)
-    kind = tensors[0].data.dtype  # type: ignore[union-attr]
+    kind = constants[0].data.dtype
     return Constant(scale.astype(kind)), Constant((beta - mean * scale).astype(kind))
 
 

@@ -76,10 +76,11 @@ class _Tabulator:
 
     def _found(self, call: Call, shared: Sharing) -> _OfBytes | None:
         operands = {id(a): self._operand(a, call, shared) for a in call.args if not isinstance(a, Constant)}
+        values_of = {key: o.values for key, o in operands.items() if o is not None}
         known = [o for o in operands.values() if o is not None]
         if not known or len(known) < len(operands) or any(o.source is not known[0].source for o in known):
             return None
-        arrays = [_value(a) if isinstance(a, Constant) else operands[id(a)].values for a in call.args]  # type: ignore[union-attr]
+        arrays = [_value(a) if isinstance(a, Constant) else values_of[id(a)] for a in call.args]
         types = [TensorType(v.shape, a.tensor_type.dtype) for v, a in zip(arrays, call.args, strict=True)]
         values = apply_reference(call.operator, arrays, call.operator.infer(*types))
         floats = call.tensor_type.dtype.is_float or any(o.floats for o in known)

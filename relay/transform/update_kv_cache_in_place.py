@@ -193,7 +193,7 @@ class _Rewriter:
         checks = [check for cache in self.caches.values() for check in _checks(cache)]
         attrs["size_checks"] = tuple(dict.fromkeys([*attrs.get("size_checks", ()), *checks]))
         if "bound_sizes" in attrs:
-            bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
+            bound = cast("Sequence[tuple[str, int, int, str]]", attrs["bound_sizes"])
             attrs["bound_sizes"] = tuple((name, kept.index(at), element, s) for name, at, element, s in bound)
         result = body if len(kept) > 1 else body.fields[0]
         return Function((*inputs, *[c.param for c in self.caches.values()]), result, attrs, span=self.old.span)

@@ -64,7 +64,7 @@ def _is_matrix(e: Expr) -> bool:
 def _widened(e: Expr, shared: Sharing) -> Expr:
     """`e` in float32; a softmax with this use alone computes float32 itself."""
     if isinstance(e, Call) and is_call_of(e, "nn.softmax") and not shared(e):
-        return make_call(e.op, (_cast(e.args[0]),), e.span)  # type: ignore[arg-type]
+        return make_call(e.operator, (_cast(e.args[0]),), e.span)
     return _cast(e)
 
 
