@@ -10,16 +10,19 @@
     rewrite([Rule()], function)
 
 A pattern object that occurs twice must meet the same expression twice. Calls of `add`, `multiply`, `maximum` and
-`minimum` match in either order of their operands. `rewrite` looks rules up by the operator at their root.
+`minimum` match in either order of their operands, those of `is_product` in any order of several factors. `rewrite`
+looks rules up by the operator at their root.
 
-While decisions are recorded (`te.ir.decisions`), `rewrite` notes which rules fired at which nodes, and near misses:
-patterns that several operators matched before one did not, and rules that refused what their pattern matched.
+While decisions are recorded (`te.ir.decisions`), `rewrite` notes which rules fired at which nodes. Where none did, it
+notes near misses: patterns that several operators matched before one did not, and rules that refused what their pattern
+matched.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any, Generic, TypeVar, overload
 
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -38,6 +41,7 @@ __all__ = [
     "is_constant",
     "is_expr",
     "is_op",
+    "is_product",
     "is_tuple",
     "is_tuple_get_item",
     "is_var",
@@ -214,6 +218,55 @@ class OperatorPattern(Pattern, Generic[_O]):
             yield from _solve_all(self.args, e.args[::-1], bound)
 
 
+class _Chain(Pattern):
+    """Calls of one associative and commutative operator on these operands, in any order."""
+
+    def __init__(self, name: str, operands: tuple[Pattern, ...]) -> None:
+        self.name, self.operands = name, operands
+
+    def roots(self) -> frozenset[str]:
+        return frozenset([self.name])
+
+    @property
+    def expected(self) -> str:
+        return f"{self.name} of {len(self.operands)} operands"
+
+    def may_match(self, e: Expr) -> bool:
+        return any(
+            all(any(pattern.may_match(operand) for operand in operands) for pattern in self.operands)
+            for operands in self.operands_of(e)
+        )
+
+    def operands_of(self, e: Expr) -> Iterator[tuple[Expr, ...]]:
+        """Every way to see `e` as the operator's result on as many operands as this pattern has."""
+        return _operands(self.name, e, len(self.operands))
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        for operands in self.operands_of(e):
+            yield from _solve_in_any_order(self.operands, operands, bound)
+
+
+def _operands(name: str, e: Expr, count: int) -> Iterator[tuple[Expr, ...]]:
+    if count == 1:
+        yield (e,)
+    elif isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.name == name:
+        first, second = e.args
+        for left in range(1, count):
+            for operands in _operands(name, first, left):
+                for others in _operands(name, second, count - left):
+                    yield (*operands, *others)
+
+
+def _solve_in_any_order(
+    patterns: Sequence[Pattern], operands: tuple[Expr, ...], bound: Bindings
+) -> Iterator[Bindings]:
+    if not patterns:
+        yield bound
+    for i, operand in enumerate(operands):
+        for solution in patterns[0].attempt(operand, bound):
+            yield from _solve_in_any_order(patterns[1:], (*operands[:i], *operands[i + 1 :]), solution)
+
+
 class _Either(Pattern):
     def __init__(self, first: Pattern, second: Pattern) -> None:
         self.first, self.second = first, second
@@ -312,6 +365,11 @@ def is_op(*operators: str | type[OpDef]) -> OperatorPattern[Any]:
     return OperatorPattern(tuple([operator.name for operator in classes]), kind)
 
 
+def is_product(*factors: Pattern) -> Pattern:
+    """A product of these factors, multiplied in any order; quickest if the rarest come first."""
+    return _Chain("multiply", factors)
+
+
 def is_constant(check: Callable[[Constant], bool] | None = None, expected: str = "a constant") -> Pattern:
     """A constant (for which `check` holds; `expected` says in a few words which these are)."""
     return _Leaf(lambda e: isinstance(e, Constant) and (check is None or check(e)), expected)
@@ -391,25 +449,26 @@ def apply_rules(table: RuleTable, call: Call, shared: Sharing) -> Expr:
 def _apply_once(table: RuleTable, e: Expr, shared: Sharing) -> Expr | None:
     if not isinstance(e, Call) or not isinstance(e.op, OpDef):
         return None
+    explains, misses = is_recording(), list[Decision]()
     for rule in (*table.get(e.op.name, ()), *table.get(None, ())):
         found = rule.pattern.match(e, shared)
         replaced = None if found is None else rule.replace(e, found)
-        if is_recording():
-            _note(rule, e, found, replaced)
         if replaced is not None and replaced is not e and not isinstance(replaced, Refused):
+            if explains:
+                note(type(rule).__name__, "fired", node=_node_text(e))
             return replaced
+        if explains and (reason := _reason(rule, e, found, replaced)):
+            misses.append(Decision(type(rule).__name__, "", [(_node_text(e), reason)]))
+    for miss in misses:
+        record(miss)
     return None
 
 
-def _note(rule: PatternRule, call: Call, found: Found | None, replaced: Expr | Refused | None) -> None:
-    """Record that a rule fired, or that it nearly did."""
-    name, node = type(rule).__name__, _node_text(call)
+def _reason(rule: PatternRule, e: Call, found: Found | None, replaced: Expr | Refused | None) -> str:
+    """Why a rule that nearly fired did not; "" for others."""
     if isinstance(replaced, Refused):
-        record(Decision(name, "", [(node, replaced.reason)]))
-    elif replaced is not None and replaced is not call:
-        note(name, "fired", node=node)
-    elif found is None and (missed := _Misses().of(rule.pattern, call)):
-        record(Decision(name, "", [(node, missed)]))
+        return replaced.reason
+    return _Misses().of(rule.pattern, e) if found is None else ""
 
 
 def _node_text(e: Expr) -> str:
@@ -452,6 +511,12 @@ class _Misses:
                 return any(
                     all(self._follow(p, a, inside) for p, a in zip(pattern.args, args, strict=True)) for args in orders
                 )
+            case _Chain():
+                inside = [*path, pattern.name]
+                return any(
+                    all(self._follow(p, a, inside) for p, a in zip(pattern.operands, order, strict=True))
+                    for operands in pattern.operands_of(e) for order in permutations(operands)
+                ) or self._ends(pattern, e, path)  # fmt: skip
             case OperatorPattern() | _Leaf():
                 return pattern.may_match(e) or self._ends(pattern, e, path)
             case _:

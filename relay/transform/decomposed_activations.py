@@ -8,9 +8,10 @@ from typing import ClassVar
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.activation import HardSigmoid
-from relayc.relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, wildcard
+from relayc.relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, is_product, wildcard
 from relayc.relay.transform.builders import is_call_of
-from relayc.relay.transform.decomposed_parts import number, square_of
+from relayc.relay.transform.decomposed_parts import number
+from relayc.te.ir.decisions import Refused
 
 __all__ = ["ACTIVATION_RULES"]
 
@@ -42,14 +43,9 @@ def _between(x: Pattern, most: float) -> Pattern:
 
 
 def _times_half_of_one_and(x: Pattern, f: Pattern) -> Pattern:
-    """x * (1 + f) / 2, in the orders that exporters write."""
+    """x * (1 + f) / 2"""
     half, gate = number(0.5, 0.0), is_op("add")(f, number(1.0, 0.0))
-    halved = is_op("multiply")(gate, half) | is_op("add")(is_op("multiply")(f, half), half)
-    return (
-        is_op("multiply")(is_op("multiply")(x, gate), half)
-        | is_op("multiply")(is_op("multiply")(x, half), gate)
-        | is_op("multiply")(x, halved)
-    )
+    return is_product(half, gate, x) | is_op("multiply")(x, is_op("add")(is_op("multiply")(f, half), half))
 
 
 _COSTLY = ("erf", "exp", "log", "log1p", "sigmoid", "tanh")
@@ -63,12 +59,14 @@ class _DecomposedUnary(PatternRule):
     name = ""
     attributes: ClassVar[dict[str, bool]] = {}
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused:
         x = found[self.x]
-        if any(e is not x and is_call_of(e, *_COSTLY) and found.shared(e) for e in found.values()):
-            return None
+        costly = [e for e in found.values() if isinstance(e, Call) and e is not x and is_call_of(e, *_COSTLY)]
+        shared = next((e for e in costly if found.shared(e)), None)
+        if shared is not None:
+            return Refused(f"the result of {shared.operator.name} is used elsewhere as well")
         made = make_call(self.name, (x,), call.span, **self.attributes)
-        return made if made.ty is call.ty else None
+        return made if made.ty is call.ty else Refused("a constant broadcasts x, or is of another type")
 
 
 class DecomposedGelu(_DecomposedUnary):
@@ -90,16 +88,11 @@ class DecomposedTanhGelu(_DecomposedUnary):
     name = "nn.gelu"
     attributes: ClassVar[dict[str, bool]] = {"approximate": True}
     root, third = number((2 / math.pi) ** 0.5), number(0.044715)
-    cube = is_op("power")(x, number(3.0, 0.0)) | is_op("multiply")(is_op("multiply")(x, x), x)
-    scaled_square = is_op("multiply")(square_of(x), third) | is_op("multiply")(is_op("multiply")(x, third), x)
-    scaled_cube = is_op("multiply")(cube, third) | is_op("multiply")(scaled_square, x)
+    square, cube = is_op("power")(x, number(2.0, 0.0)), is_op("power")(x, number(3.0, 0.0))
+    scaled_square = is_product(third, x, x) | is_product(third, square)
+    scaled_cube = is_product(third, cube) | is_product(third, x, x, x) | is_product(third, square, x)
     growth = is_op("add")(scaled_square, number(1.0, 0.0))
-    inner = (
-        is_op("multiply")(is_op("add")(x, scaled_cube), root)
-        | is_op("multiply")(is_op("multiply")(x, root), growth)
-        | is_op("multiply")(is_op("multiply")(x, growth), root)
-        | is_op("multiply")(x, is_op("multiply")(growth, root))
-    )
+    inner = is_product(root, is_op("add")(x, scaled_cube)) | is_product(root, growth, x)
     pattern = _times_half_of_one_and(x, is_op("tanh")(inner))
 
 

@@ -15,6 +15,7 @@ from relayc.relay.pattern import Found, PatternRule, is_constant, is_op, wildcar
 from relayc.relay.transform.builders import array_of, reshaped, static_shape
 from relayc.relay.transform.decomposed_parts import reduced_axes
 from relayc.relay.type import dims_match, shapes_equal
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Dim
 
 __all__ = ["CHANNEL_NORM_RULES"]
@@ -63,14 +64,14 @@ class DecomposedGroupNorm(PatternRule):
     x, gamma, beta = wildcard(), is_constant(), is_constant()
     pattern = is_op("nn.instance_norm")(is_op("reshape")(x), gamma, beta)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, op = found[self.x], expect_op(call, InstanceNorm)
         groups, channels = call.shape[1], next(iter(x.shape[1:]), None)
         plain = len(call.shape) == 3 and op.axis == 1
         if not plain or not dims_match(call.shape[0], x.shape[0]):
-            return None
+            return Refused("the view is not (batch, groups, elements) of the batch of the input")
         if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
-            return None
+            return Refused(f"{channels} channels are not a static multiple of {groups} groups")
         size, epsilon = channels // groups, op.epsilon
         parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
         norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
@@ -96,15 +97,15 @@ class GroupNormOfRows(PatternRule):
     norm = is_op(LayerNorm)(rows, is_constant(_is_one), is_constant(lambda c: not c.data.any()))
     pattern = norm | is_op("nn.standardize")(rows).has_attr({"axis": (2,), "margin": 0.0, "centred": True})
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x = found[self.x]
         if len(call.shape) != 3 or (self.norm in found and found.op(self.norm).axis % 3 != 2):
             return None
         if len(x.shape) < 3 or not dims_match(call.shape[0], x.shape[0]):
-            return None
+            return Refused("the view is not (batch, groups, elements) of the batch of an input with channels")
         count, size = call.shape[1], x.shape[1]
         if not isinstance(count, int) or not isinstance(size, int) or size <= count or size % count:
-            return None
+            return Refused(f"{size} channels are not a static multiple of {count} groups")
         return _group_norm(call, x, count, size, axis=1)
 
 
@@ -117,7 +118,7 @@ class GroupNormOfSplitChannels(PatternRule):
     x = wildcard()
     pattern = is_op("nn.standardize")(is_op("reshape")(x)).has_attr({"margin": 0.0, "centred": True})
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, rank = found[self.x], len(call.shape)
         if rank < 4 or len(x.shape) != rank - 1 or not shapes_equal(x.shape[:-1], call.shape[:-2]):
             return None
@@ -125,7 +126,7 @@ class GroupNormOfSplitChannels(PatternRule):
         if reduced_axes(call) != (*range(1, rank - 2), rank - 1):
             return None
         if not isinstance(groups, int) or not isinstance(channels, int):
-            return None
+            return Refused("the number of groups or of channels is dynamic")
         return _group_norm(call, x, groups, channels, axis=-1)
 
 
@@ -135,7 +136,7 @@ class RestoredShape(PatternRule):
     norm = is_op("nn.group_norm")(wildcard(), wildcard(), wildcard())
     pattern = is_op("reshape")(is_op("reshape")(norm))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         return found[self.norm] if found[self.norm].ty is call.ty else None
 
 
@@ -155,14 +156,14 @@ class _FoldedIntoChannels(PatternRule):
         """The parameters of the norm with `number`, one for each channel or group, folded in."""
         raise NotImplementedError
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         norm, constant = found.call(self.norm), found[self.number]
         outermost = found.get(self.view, norm)
         if outermost.ty is not call.ty or found.shared(norm) or found.shared(outermost):
-            return None
+            return Refused("the constant changes the type of the norm, or the norm is used elsewhere as well")
         number = _per_channel(constant, norm) if outermost is norm else _per_split_channel(constant, norm, call.shape)
         if number is None:
-            return None
+            return Refused("the constant is not one value for each channel")
         x, gamma, beta = norm.args
         made = make_call(norm.operator, (x, *self.parameters(number, gamma, beta)), call.span)
         return reshaped(made, call.shape)
@@ -197,7 +198,7 @@ class DecomposedInstanceNorm(PatternRule):
     zeros = is_constant(lambda c: not c.data.any())
     pattern = is_op("nn.layer_norm")(x, ones, zeros)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         rank, ones = len(call.shape), array_of(found[self.ones])
         channels = call.shape[1] if rank > 3 else None
         op = expect_op(call, LayerNorm)
@@ -220,13 +221,13 @@ class TransposedNorm(PatternRule):
     norm = is_op("nn.layer_norm")(transposed, gamma, beta) | is_op("nn.rms_norm")(transposed, gamma)
     pattern = is_op("transpose")(norm)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
         there, back = found.op(self.transposed).axes, expect_op(call, Transpose).axes
         op = expect_op(norm, LayerNorm, RMSNorm)
         last = op.axis % rank == rank - 1
         if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
-            return None
+            return Refused("the norm is of another dimension or used elsewhere as well, or the transposes don't cancel")
         axis, centred = there[-1], self.beta in found
         result = make_call("nn.standardize", (x,), norm.span, axis=(axis,), epsilon=op.epsilon, centred=centred)
         sides = (x.shape[axis], *[1] * (rank - 1 - axis))

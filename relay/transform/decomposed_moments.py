@@ -13,6 +13,7 @@ from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
 from relayc.relay.transform.builders import is_call_of
 from relayc.relay.transform.decomposed_parts import count_reduced, number, one_number, reduced_axes, square_of, value_of
 from relayc.relay.type import shapes_equal
+from relayc.te.ir.decisions import Refused
 
 __all__ = ["MOMENT_RULES"]
 
@@ -23,7 +24,7 @@ class KeptDimensions(PatternRule):
     reduction = is_op("sum", "mean", "max", "variance", "log_sum_exp")
     pattern = is_op("reshape")(reduction.has_attr({"keepdims": False}))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         reduction = found.call(self.reduction)
         (x,), axes = reduction.args, reduced_axes(reduction)
         kept = tuple([1 if a in axes else d for a, d in enumerate(x.shape)])
@@ -38,7 +39,7 @@ class DecomposedMean(PatternRule):
     total, count = is_op(Sum), one_number()
     pattern = is_op("multiply", "divide")(total, count)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         total, count = found.call(self.total), value_of(found[self.count])
         elements = count_reduced(total)
         if not elements or not count or not call.dtype.is_float or total.ty is not call.ty or found.shared(total):
@@ -59,10 +60,10 @@ class DecomposedVariance(PatternRule):
     square = square_of(is_op("subtract")(x, middle))
     pattern = is_op("mean")(square)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, axes = found[self.x], reduced_axes(call)
         if axes != reduced_axes(found.call(self.middle)) or not x.dtype.is_float or found[self.square].ty is not x.ty:
-            return None
+            return Refused("the two means are over different dimensions, of integers, or the inner one broadcasts x")
         return _variance(x, call)
 
 
@@ -76,10 +77,12 @@ class VarianceOfMoments(PatternRule):
     squares, middle = is_op("mean")(square_of(x)), is_op("mean")(x)
     pattern = is_op("subtract")(squares, square_of(middle))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         squares, middle = found.call(self.squares), found.call(self.middle)
         same = reduced_axes(squares) == reduced_axes(middle) and squares.ty is middle.ty is call.ty
-        return _variance(found[self.x], squares) if same and call.dtype.is_float else None
+        if not same or not call.dtype.is_float:
+            return Refused("the means are over different dimensions, or of integers")
+        return _variance(found[self.x], squares)
 
 
 def _variance(x: Expr, mean: Call) -> Expr:
@@ -94,7 +97,7 @@ class LimitedVariance(PatternRule):
     variance = is_op("variance")
     pattern = is_op("maximum")(variance, number(0.0, 0.0)) | is_op("nn.relu")(variance)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         return found[self.variance] if found[self.variance].ty is call.ty else None
 
 

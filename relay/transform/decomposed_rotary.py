@@ -12,6 +12,7 @@ from relayc.relay.op.transform import StridedSlice
 from relayc.relay.pattern import Found, PatternRule, is_op, is_tuple, wildcard
 from relayc.relay.transform.builders import is_call_of, reshaped
 from relayc.relay.type import shapes_equal
+from relayc.te.ir.decisions import Refused
 
 __all__ = ["ROTARY_RULES"]
 
@@ -117,16 +118,20 @@ class DecomposedRotaryEmbedding(PatternRule):
     swapped = halves | is_op("reshape")(adjacent)
     pattern = is_op("add")(is_op("multiply")(x, cosine), is_op("multiply")(swapped, sine))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, cosine, sine, interleaved = found[self.x], found[self.cosine], found[self.sine], self.adjacent in found
         pairs = _pairs(found[self.first], found[self.second], interleaved)
         suits = _is_of_columns(found.call(self.adjacent)) if interleaved else _is_along_last(found.call(self.halves))
-        if pairs is None or not suits or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
-            return None
+        if pairs is None:
+            return Refused("the two parts are not the halves, or the even and odd channels, of one tensor")
+        if not suits or x.ty is not call.ty or found[self.swapped].ty is not call.ty:
+            return Refused("the rotated parts are not joined along the last dimension, or the tables broadcast x")
         cut = _lane(x)
         of_x = pairs.x is x or (cut is not None and cut.step == 1 and cut[:2] == (pairs.x, pairs.first))
-        if not of_x or x.shape[-1] != 2 * pairs.pairs or not _is_table(cosine, sine, 2 * pairs.pairs):
-            return None
+        if not of_x or x.shape[-1] != 2 * pairs.pairs:
+            return Refused("what is multiplied by the cosines has other channels than what is rotated")
+        if not _is_table(cosine, sine, 2 * pairs.pairs):
+            return Refused(f"cosines and sines differ in type, or are not {2 * pairs.pairs} columns")
         return make_call("nn.rotary_embedding", (x, cosine, sine), call.span, interleaved=interleaved)
 
 
@@ -162,20 +167,22 @@ class DecomposedRotaryHalves(PatternRule):
     pattern = is_op("concatenate")
     halves = is_tuple([_ROTATED_FIRST, _ROTATED_SECOND])
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         if not _is_along_last(call):
             return None
+        missed = ""
         for i, (first, second) in enumerate(zip(call.args, call.args[1:], strict=False)):
             if not is_call_of(first, "subtract") or not is_call_of(second, "add"):
                 continue
             rotated = self.halves.match(Tuple((first, second)))
             pairs = None if rotated is None else _rotated(first, second, rotated, interleaved=False)
             if rotated is None or pairs is None:
+                missed = "the rotated parts are not adjacent halves of one tensor, with one angle for each pair"
                 continue
             embedded = pairs.embedded(rotated[_COSINE], rotated[_SINE], call)
             args = (*call.args[:i], embedded, *call.args[i + 2 :])
             return make_call(call.operator, args, call.span) if len(args) > 1 else embedded
-        return None
+        return Refused(missed) if missed else None
 
 
 class DecomposedRotaryInterleaved(PatternRule):
@@ -188,10 +195,10 @@ class DecomposedRotaryInterleaved(PatternRule):
     columns = is_op("concatenate")(is_op("reshape")(_ROTATED_FIRST), is_op("reshape")(_ROTATED_SECOND))
     pattern = is_op("reshape")(columns)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         pairs = _rotated(found[_ROTATED_FIRST], found[_ROTATED_SECOND], found, interleaved=True)
         if pairs is None or not _is_of_columns(found.call(self.columns)):
-            return None
+            return Refused("the rotated parts are not even and odd channels of a tensor, with an angle for each pair")
         return reshaped(pairs.embedded(found[_COSINE], found[_SINE], call), call.shape, call.span)
 
 

@@ -28,9 +28,15 @@ from relayc.relay.transform.decomposed_parts import (
     square_of,
     value_of,
 )  # fmt: skip
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Dim
 
 __all__ = ["ROW_NORM_RULES"]
+
+
+_BROADCASTS = Refused("a parameter broadcasts the data")
+_OTHER_AXES = Refused("mean and variance are over different dimensions")
+_CHANGES_NORM = Refused("the constant changes the type of the norm, or the norm is used elsewhere as well")
 
 
 def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | None:
@@ -45,26 +51,26 @@ def _norm(name: str, x: Expr, axis: int, epsilon: float, like: Call) -> Call | N
 
 def _normalized(
     x: Expr, axes: tuple[int, ...], epsilon: float, like: Call, margin: float = 0.0, centred: bool = True
-) -> Call | None:
+) -> Call | Refused:
     """The norm of `x` over `axes`: a norm of rows over last dimensions, or `nn.standardize`.
 
-    None if several dimensions are dynamic, and over none.
+    Refused if several dimensions are dynamic, and over none.
     """
     rank = len(x.shape)
     if not axes:
-        return None
+        return Refused("the reductions are over no dimension")
     if not margin and axes == tuple(range(rank - len(axes), rank)):
         rows = _norm("nn.layer_norm" if centred else "nn.rms_norm", x, axes[0], epsilon, like)
         if rows is not None:
             return rows
     if len(axes) > 1 and not x.tensor_type.is_static:
-        return None
+        return Refused("several dimensions are reduced, and sizes are dynamic")
     return make_call("nn.standardize", (x,), like.span, axis=axes, epsilon=epsilon, margin=margin, centred=centred)
 
 
-def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
-    """norm * gamma, folded into the norm's own parameters if it has any; None if the type would change."""
-    if gamma is None:
+def _scaled(norm: Expr | Refused, gamma: Expr | None) -> Expr | Refused:
+    """norm * gamma, folded into the norm's own parameters if it has any; refused if the type would change."""
+    if gamma is None or isinstance(norm, Refused):
         return norm
     if isinstance(norm, Call) and is_call_of(norm, "nn.layer_norm", "nn.rms_norm"):
         x, *parameters = norm.args
@@ -73,12 +79,12 @@ def _scaled(norm: Expr, gamma: Expr | None) -> Expr | None:
             scaled = [Constant(array_of(p) * scale.data, span=gamma.span) for p in parameters]
             return make_call(norm.operator, (x, *scaled), norm.span)
     product = make_call("multiply", (norm, gamma), norm.span)
-    return product if product.ty is norm.ty else None
+    return product if product.ty is norm.ty else Refused("the scale broadcasts the norm")
 
 
-def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
-    """norm + beta, folded into the norm's own parameter if that is zero; None if the type would change."""
-    if beta is None:
+def _shifted(norm: Expr | Refused, beta: Expr | None) -> Expr | Refused:
+    """norm + beta, folded into the norm's own parameter if that is zero; refused if the type would change."""
+    if beta is None or isinstance(norm, Refused):
         return norm
     if isinstance(norm, Call) and is_call_of(norm, "nn.layer_norm"):
         *others, zero = norm.args
@@ -86,7 +92,7 @@ def _shifted(norm: Expr, beta: Expr | None) -> Expr | None:
         if shift is not None and isinstance(zero, Constant) and not zero.data.any():
             return make_call(norm.operator, (*others, shift), norm.span)
     total = make_call("add", (norm, beta), norm.span)
-    return total if total.ty is norm.ty else None
+    return total if total.ty is norm.ty else Refused("the shift broadcasts the norm")
 
 
 class DecomposedRMSNorm(PatternRule):
@@ -96,13 +102,14 @@ class DecomposedRMSNorm(PatternRule):
     mean = mean_of(square_of(x))
     pattern = over_root(x, mean, epsilon, gamma)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, mean = found[self.x], found.call(self.mean)
         axes, epsilon = reduced_axes(mean), value_of(found[self.epsilon])
-        if x.ty is not call.ty or (len(axes) > 1 and last_axes(mean) is None):
-            return None
-        norm = _normalized(x, axes, epsilon, call, centred=False)
-        return None if norm is None else _scaled(norm, found.get(self.gamma))
+        if len(axes) > 1 and last_axes(mean) is None:
+            return Refused("the mean is over several dimensions that are not the last ones")
+        if x.ty is not call.ty:
+            return _BROADCASTS
+        return _scaled(_normalized(x, axes, epsilon, call, centred=False), found.get(self.gamma))
 
 
 class ScaledNorm(PatternRule):
@@ -114,12 +121,13 @@ class ScaledNorm(PatternRule):
     )
     pattern = is_op("multiply")(norm, scale)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         norm = found.call(self.norm)
         if norm.ty is not call.ty or found.shared(norm):
-            return None
+            return _CHANGES_NORM
         scaled = _scaled(norm, found[self.scale])
-        return scaled if scaled is not None and is_call_of(scaled, norm.operator.name) else None
+        is_norm = isinstance(scaled, Expr) and is_call_of(scaled, norm.operator.name)
+        return scaled if is_norm else Refused("the scale is no parameter of the norm")
 
 
 class CentredRMSNorm(PatternRule):
@@ -129,12 +137,12 @@ class CentredRMSNorm(PatternRule):
     mean = mean_of(x)
     pattern = is_op("nn.rms_norm")(is_op("subtract")(x, mean), gamma)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, gamma = found[self.x], found[self.gamma]
         rms = expect_op(call, RMSNorm)
         axis = rms.axis % len(x.shape)
         if last_axes(found.call(self.mean)) != axis or x.ty is not call.ty or not gamma.tensor_type.is_static:
-            return None
+            return Refused("the mean is over other dimensions than the norm, or sizes are dynamic")
         beta = Constant(np.zeros(gamma.tensor_type.static_shape, numpy_dtype(gamma.dtype)))
         return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=rms.epsilon)
 
@@ -152,13 +160,14 @@ class DecomposedLayerNorm(PatternRule):
     deviation = is_op("add")(root_of(variance), margin)
     pattern = over_root(distance, variance, epsilon, gamma) | is_op("divide")(distance, deviation)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, axes = found[self.x], reduced_axes(found.call(self.mean))
         margin, epsilon = (value_of(found[p]) if p in found else 0.0 for p in (self.margin, self.epsilon))
-        if axes != reduced_axes(found.call(self.variance)) or x.ty is not call.ty:
-            return None
-        norm = _normalized(x, axes, epsilon, call, margin)
-        return None if norm is None else _scaled(norm, found.get(self.gamma))
+        if axes != reduced_axes(found.call(self.variance)):
+            return _OTHER_AXES
+        if x.ty is not call.ty:
+            return _BROADCASTS
+        return _scaled(_normalized(x, axes, epsilon, call, margin), found.get(self.gamma))
 
 
 class NormByMoments(PatternRule):
@@ -177,14 +186,15 @@ class NormByMoments(PatternRule):
     without_beta = is_op("negative")(middle) | is_op("multiply")(is_op("negative")(mean), scale)
     pattern = is_op("add")(is_op("multiply")(x, scale), is_op("subtract")(beta, middle) | without_beta)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, mean = found[self.x], found.call(self.mean)
         axes, epsilon = reduced_axes(mean), value_of(found[self.epsilon])
-        if axes != reduced_axes(found.call(self.variance)) or x.ty is not call.ty:
-            return None
-        norm = _normalized(x, axes, epsilon, call)
-        scaled = None if norm is None else _scaled(norm, found.get(self.gamma))
-        return None if scaled is None else _shifted(scaled, found.get(self.beta))
+        if axes != reduced_axes(found.call(self.variance)):
+            return _OTHER_AXES
+        if x.ty is not call.ty:
+            return _BROADCASTS
+        scaled = _scaled(_normalized(x, axes, epsilon, call), found.get(self.gamma))
+        return _shifted(scaled, found.get(self.beta))
 
 
 class DecomposedRMSNormWithEpsilon(PatternRule):
@@ -199,16 +209,16 @@ class DecomposedRMSNormWithEpsilon(PatternRule):
     length = is_op("multiply", "divide")(root_of(total), factor)
     pattern = is_op("divide")(x, is_op("add")(root_of(mean) | length, margin))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, reduction = found[self.x], found.call(self.mean if self.mean in found else self.total)
         axes, count = reduced_axes(reduction), count_reduced(reduction)
         if x.ty is not call.ty:
-            return None
+            return _BROADCASTS
         if self.length in found:
             value = value_of(found[self.factor])
             expected = value if is_call_of(found[self.length], "divide") else 1.0 / value if value else 0.0
             if count is None or abs(expected - count**0.5) > 1e-6 * count**0.5:
-                return None
+                return Refused(f"the factor of the root is not that of a mean of {count} elements")
         return _normalized(x, axes, 0.0, call, value_of(found[self.margin]), centred=False)
 
 
@@ -228,7 +238,7 @@ class DecomposedL2Normalize(PatternRule):
         x, inverse_root_of(known) | inverse_root_of(total) | is_op("divide")(number(1.0, 0.0), limited)
     )
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, total = found[self.x], found.call(self.total)
         axes, count = reduced_axes(total), count_reduced(total)
         root = value_of(found[self.least]) if self.least in found else 0.0
@@ -237,11 +247,11 @@ class DecomposedL2Normalize(PatternRule):
         lost = root > 0.0 and epsilon < np.finfo(np.float32).tiny and x.dtype != "float64"
         is_dynamic = len(axes) > 1 and not x.tensor_type.is_static
         if x.ty is not call.ty or not axes or root < 0.0 or epsilon < 0.0 or lost or is_dynamic:
-            return None
+            return Refused("the sum is over dynamic dimensions, broadcasts x, or the least length underflows squared")
         if is_call_of(total, "sum"):
             return make_call("nn.l2_normalize", (x,), call.span, axis=axes, eps=epsilon)
         if not count:
-            return None
+            return Refused("the mean is over dynamic dimensions")
         norm = make_call("nn.l2_normalize", (x,), call.span, axis=axes, eps=epsilon * count)
         return _scaled(norm, Constant(np.asarray(count**0.5).astype(numpy_dtype(x.dtype))))
 
@@ -255,7 +265,7 @@ class StandardizedRows(PatternRule):
     x = wildcard()
     pattern = is_op("nn.standardize")(x).has_attr({"margin": 0.0})
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         axis, op = last_axes(call), expect_op(call, Standardize)
         name = "nn.layer_norm" if op.centred else "nn.rms_norm"
         return None if axis is None else _norm(name, found[self.x], axis, op.epsilon, call)
@@ -268,12 +278,13 @@ class ShiftedLayerNorm(PatternRule):
     norm = is_op("nn.layer_norm")(wildcard(), wildcard(), is_constant(lambda c: not c.data.any()))
     pattern = is_op("add")(norm, beta)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         norm = found.call(self.norm)
         if norm.ty is not call.ty or found.shared(norm):
-            return None
+            return _CHANGES_NORM
         shifted = _shifted(norm, found[self.beta])
-        return shifted if shifted is not None and is_call_of(shifted, "nn.layer_norm") else None
+        is_norm = isinstance(shifted, Expr) and is_call_of(shifted, "nn.layer_norm")
+        return shifted if is_norm else Refused("the shift is no parameter of the norm")
 
 
 ROW_NORM_RULES: tuple[type[PatternRule], ...] = (

@@ -10,6 +10,7 @@ from relayc.relay.pattern import Found, PatternRule, is_op, wildcard
 from relayc.relay.transform.builders import reshaped
 from relayc.relay.transform.decomposed_parts import number, reduced_axes
 from relayc.relay.type import dims_equal
+from relayc.te.ir.decisions import Refused
 
 __all__ = ["SOFTMAX_RULES"]
 
@@ -28,11 +29,11 @@ class DecomposedSoftmax(PatternRule):
     total = is_op("sum")(weight).has_attr({"keepdims": True})
     pattern = is_op("divide")(weight, total) | is_op("multiply")(weight, is_op("divide")(number(1.0, 0.0), total))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         total = found.call(self.total)
         axes = reduced_axes(total)
         if len(axes) != 1 or found[self.weight].ty is not call.ty or found.shared(total):
-            return None
+            return Refused("the sum is over several dimensions, or used elsewhere as well, or broadcasts exponentials")
         return make_call("nn.softmax", (reshaped(found[self.x], call.shape),), call.span, axis=axes[0])
 
 
@@ -44,11 +45,11 @@ class DecomposedLogSoftmax(PatternRule):
     known = is_op("log_sum_exp")(x).has_attr({"keepdims": True})
     pattern = is_op("subtract")(x, is_op("log")(total) | known)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         reduction = found.call(self.total if self.total in found else self.known)
         axes = reduced_axes(reduction)
         if len(axes) != 1 or found[self.x].ty is not call.ty or found.shared(reduction):
-            return None
+            return Refused("the sum is over several dimensions, or used elsewhere as well, or broadcasts x")
         return make_call("nn.log_softmax", (found[self.x],), call.span, axis=axes[0])
 
 
@@ -60,10 +61,10 @@ class DecomposedLogSumExp(PatternRule):
     total = is_op("sum")(is_op("exp")(is_op("subtract")(x, largest))).has_attr({"keepdims": True})
     pattern = is_op("add")(largest, is_op("log")(total))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         axes = reduced_axes(found.call(self.total))
         if axes != reduced_axes(found.call(self.largest)) or found.shared(found[self.total]):
-            return None
+            return Refused("maximum and sum are over different dimensions, or the sum is used elsewhere as well")
         return make_call("log_sum_exp", (found[self.x],), call.span, axis=axes, keepdims=True)
 
 
@@ -77,12 +78,12 @@ class UnshiftedSoftmax(PatternRule):
     largest = is_op(Max)(x)
     pattern = is_op(Softmax, LogSoftmax)(is_op("subtract")(x, largest))
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         x, largest = found[self.x], found.call(self.largest)
         axis = expect_op(call, Softmax, LogSoftmax).axis % len(call.shape)
         kept = found.op(self.largest).keepdims or not largest.shape
         if not kept or axis not in reduced_axes(largest) or x.ty is not call.ty:
-            return None
+            return Refused("the subtracted maximum varies along the dimension of the softmax, or broadcasts x")
         return make_call(call.operator, (x,), call.span)
 
 
@@ -96,7 +97,7 @@ class SoftmaxOfRows(PatternRule):
     softmax = is_op(Softmax, LogSoftmax)(is_op("reshape")(x))
     pattern = is_op("reshape")(softmax)
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
+    def replace(self, call: Call, found: Found) -> Expr | Refused | None:
         softmax, rank = found.call(self.softmax), len(call.shape)
         last = found.op(self.softmax).axis % len(softmax.shape) == len(softmax.shape) - 1
         if not last or not rank or not dims_equal(call.shape[-1], softmax.shape[-1]) or found.shared(softmax):

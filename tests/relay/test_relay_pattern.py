@@ -13,6 +13,7 @@ from relayc.relay.pattern import (
     is_constant,
     is_expr,
     is_op,
+    is_product,
     is_tuple,
     is_tuple_get_item,
     is_var,
@@ -155,3 +156,18 @@ def test_operators_of_patterns_are_typed_by_class():
     assert found is not None and found.op(pattern).axis == 0
     either = is_op(Softmax, LogSoftmax)
     assert either.match(nn.log_softmax(x)) is not None and either.match(nn.relu(x)) is None
+
+
+def test_products_match_in_any_order_of_their_factors():
+    x, y, two = x4(), x4("y"), relay.const([2.0])
+    a, b = wildcard(), is_op("nn.relu")
+    pattern = is_product(is_constant(), b, a)
+    relu = nn.relu(y)
+    for product in ((two * relu) * x, (x * two) * relu, x * (relu * two), relu * (x * two)):
+        found = pattern.match(product)
+        assert found is not None and found[a] is x and found[b] is relu
+    for other in (x * relu, (x * y) * relu, (two * relu) + x):
+        assert pattern.match(other) is None
+    assert is_product(a, a, a).match((x * x) * x) is not None and is_product(a, a, a).match((x * y) * x) is None
+    whole = is_product(is_constant(), a).match((x * y) * two)
+    assert whole is not None and isinstance(whole[a], relay.Call)
