@@ -20,8 +20,8 @@ from relayc.topi.cpu.elementwise.packed_rows import PackedRows
 from relayc.topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
-from relayc.topi.cpu.tiling import prefetches_to_l1, vector_lanes
-from relayc.topi.cpu.transposes.geometry import TransposeGeometry
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
 from relayc.topi.cpu.transposes.transpose import (
     strided_axis,
@@ -117,7 +117,7 @@ def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _geometry(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry | None:
+def _geometry(out: te.Tensor, strided: int, target: Target) -> TransposeFacts | None:
     """Return how to transpose a `transposable` output in registers, with the longest vectors that fit; None if none do.
 
     Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
@@ -134,7 +134,7 @@ def _geometry(out: te.Tensor, strided: int, target: Target) -> TransposeGeometry
         return all(length <= d for d, length in needed if isinstance(d, int))
 
     fitting = [lanes for lanes in transposed_vectors(target, found[0].dtype) if fits(lanes)]
-    return TransposeGeometry(out, strided, *found, fitting[0], prefetches_to_l1(target)) if fitting else None
+    return TransposeFacts(out, strided, *found, fitting[0], target) if fitting else None
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
@@ -290,7 +290,7 @@ class _OutputSchedule:
             along = "no large input is contiguous along another dimension than the last"
             return Refused(along if self.strided is None else "the transposed matrices are smaller than a block")
         self.is_transposed = True
-        return tile_transposed(self.s, self.transpose, self.target, self.vectors * self.lanes)
+        return tile_transposed(self.s, self.transpose, self.vectors * self.lanes)
 
     def _buffered_line(self) -> list[te.IterVar] | Refused:
         if self.line is None:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import IterVar, PrimExpr
 from relayc.topi.cpu.prefetch import LINE_BYTES
-from relayc.topi.cpu.transposes.geometry import PAGE_BYTES, TransposeGeometry
+from relayc.topi.cpu.transposes.facts import PAGE_BYTES, TransposeFacts
 from relayc.topi.utils import ravel_index
-
-if TYPE_CHECKING:
-    from relayc.backend.target import Target
 
 __all__ = ["CopiedRuns"]
 
@@ -39,70 +36,66 @@ _PART_OF_L2 = 8
 class CopiedRuns:
     """Runs of `columns` input rows, transposed a cache line of each at a time."""
 
-    geometry: TransposeGeometry
+    facts: TransposeFacts
     columns: int
 
     @staticmethod
-    def of(geometry: TransposeGeometry, target: Target) -> CopiedRuns | None:
-        """The runs to copy; None where rows don't conflict in cache sets, or all of them make no whole cache lines."""
-        rows, columns, out = geometry.rows, geometry.columns, geometry.out
-        assert isinstance(rows, int) and isinstance(columns, int)
-        whole = geometry.number == len(out.shape) - 2 and rows * columns * out.dtype.nbytes % LINE_BYTES == 0
-        shares = columns > _FEW and geometry.stride_alignment >= _LEAST_ALIGNMENT
-        fits = columns * _LINES * LINE_BYTES <= target.cache_bytes.l2 // _PART_OF_L2
-        if not whole or not shares or not fits or rows < 2 * _LINES * geometry.line_of_input:
-            return None
-        return CopiedRuns(geometry, columns) if all(isinstance(d, int) for d in geometry.tensor.shape) else None
+    def of(facts: TransposeFacts) -> CopiedRuns | Refused:
+        """The runs to copy; refused where rows don't conflict in cache sets, or make no whole cache lines."""
+        rows, columns = facts.static_sizes
+        if not facts.is_of_whole_lines or not all(isinstance(d, int) for d in facts.tensor.shape):
+            return Refused("the output is no static matrices of whole cache lines")
+        if columns <= _FEW or facts.stride_alignment < _LEAST_ALIGNMENT:
+            return Refused(f"{columns} input rows, {facts.row_stride} elements apart, don't conflict in cache sets")
+        fits = columns * _LINES * LINE_BYTES <= facts.caches.l2 // _PART_OF_L2
+        if not fits or rows < 2 * _LINES * facts.line_of_input:
+            return Refused("L2 doesn't hold the runs, or input rows are no longer than two of them")
+        return CopiedRuns(facts, columns)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops over runs, outermost first. `at_once`: elements computed at a time."""
-        geometry, out, number = self.geometry, self.geometry.out, self.geometry.number
-        assert isinstance(out.op, te.ComputeOp)
-        axes = out.op.axis
-        run, within = s[out].split(axes[number], factor=_LINES * geometry.line_of_input, tail="shift")
-        group, row = s[out].split(within, factor=geometry.line_of_input)
-        vector = at_once if at_once % geometry.line == 0 else geometry.line
+        facts, out, number = self.facts, self.facts.out, self.facts.number
+        axes = list(s[out].op.axis)
+        run, within = s[out].split(axes[number], factor=_LINES * facts.line_of_input, tail="shift")
+        group, row = s[out].split(within, factor=facts.line_of_input)
+        vector = facts.elements_stored(at_once, at_once)
         _, element = s[out].split(s[out].fuse(row, axes[-1]), factor=vector, tail="shift")
         s[out].vectorize(element)
-        source, packed, blocks, vectors = geometry.copied(s, lines_first=True)
+        source, packed, blocks, vectors = facts.copied(s, lines_first=True)
         s[packed].reorder(vectors, blocks)
         s[packed].compute_at(s[out], group)
         s[source].compute_at(s[out], run)
-        s[source].prefetch_line(
-            geometry.tensor, s[source].op.axis[geometry.position], self._end_of_next,
-            lines=_LINES - _PREFETCHED_BY_TILES, to_l1=geometry.to_l1,
-        )
+        lines = _LINES - _PREFETCHED_BY_TILES
+        facts.prefetch(s, source, s[source].op.axis[facts.position], lines, lines, lambda _: self._end_of_next)
         self._prefetch_with_tiles(s, packed, group, vectors, blocks)
         return [*axes[:number], run]
 
     def _end_of_next(self, *index: PrimExpr) -> Sequence[PrimExpr]:
         """The flat index of the part of a row's next run that tiles don't prefetch, from a run's begin."""
         *first, begin = index
-        later = begin + (_LINES + _PREFETCHED_BY_TILES) * self.geometry.line_of_input
-        return (ravel_index([*first, later], self.geometry.tensor.shape),)
+        later = begin + (_LINES + _PREFETCHED_BY_TILES) * self.facts.line_of_input
+        return (ravel_index([*first, later], self.facts.tensor.shape),)
 
     def _prefetch_with_tiles(
         self, s: te.Schedule, packed: te.Tensor, group: IterVar, vectors: IterVar, blocks: IterVar
     ) -> None:
         """Prefetch with each tile its share of the beginnings of the next runs, one run's after the other's."""
-        geometry, columns = self.geometry, self.columns
-        of_group, of_vectors = geometry.line_of_input // geometry.block, -(-columns // geometry.lanes)
+        facts, columns = self.facts, self.columns
+        of_group, of_vectors = facts.line_of_input // facts.block, -(-columns // facts.lanes)
         share = -(-columns * _PREFETCHED_BY_TILES // (_LINES * of_group * of_vectors))
         lines = 1 << (share - 1).bit_length()  # so that none reaches from one run into another
-        shape, position, last = geometry.tensor.shape, geometry.position, len(geometry.tensor.shape) - 1
+        shape, position, last = facts.tensor.shape, facts.position, len(facts.tensor.shape) - 1
 
         def beginning(first: int) -> Callable[..., Sequence[PrimExpr]]:
             def place(*at: PrimExpr) -> Sequence[PrimExpr]:
-                index = geometry.read_at(at)
+                index = facts.read_at(at)
                 tile = (group.var * of_vectors + vectors.var) * of_group + blocks.var
                 line = tile * lines + first
-                begin = index[last] - group.var * geometry.line_of_input - blocks.var * geometry.block
+                begin = index[last] - group.var * facts.line_of_input - blocks.var * facts.block
                 index[position] = te.min(line // _PREFETCHED_BY_TILES, columns - 1)
-                index[last] = begin + (_LINES + line % _PREFETCHED_BY_TILES) * geometry.line_of_input
+                index[last] = begin + (_LINES + line % _PREFETCHED_BY_TILES) * facts.line_of_input
                 return (ravel_index(index, shape),)
 
             return place
 
-        for first in range(0, lines, _PREFETCHED_BY_TILES):
-            at_once = min(lines, _PREFETCHED_BY_TILES)
-            s[packed].prefetch_line(geometry.tensor, blocks, beginning(first), lines=at_once, to_l1=geometry.to_l1)
+        facts.prefetch(s, packed, blocks, lines, _PREFETCHED_BY_TILES, beginning)

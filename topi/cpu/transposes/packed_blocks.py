@@ -11,19 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var, const
-from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import has_high_latency_llc
-from relayc.topi.cpu.transposes.geometry import TransposeGeometry
+from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index
-
-if TYPE_CHECKING:
-    from relayc.backend.target import Target
 
 __all__ = ["PackedBlocks"]
 
@@ -58,8 +54,6 @@ _SHORT_BYTES, _SHARE_OF_L1 = 512, 4
 32 x 32 41 and 50.)"""
 _MOST_BLOCKS, _FEWEST_BLOCKS = 128, 4
 """Most and fewest blocks in one loop: the last block is stored while nothing is transposed."""
-_SHARES = 4
-"""Loops over blocks for each core, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,99 +64,87 @@ class PackedBlocks:
     None.
     """
 
-    geometry: TransposeGeometry
+    facts: TransposeFacts
     height: int
     loop: int
     piece: int | None
 
     @staticmethod
-    def of(geometry: TransposeGeometry, target: Target) -> PackedBlocks | None:
-        """The blocks to use; None where matrices are no whole cache lines, or small, or blocks too large."""
-        out, tensor, rows, columns = (
-            geometry.out, geometry.tensor, constant_size([geometry.rows]), constant_size([geometry.columns])
-        )  # fmt: skip
-        size, of_result, caches = tensor.dtype.nbytes, out.dtype.nbytes, target.cache_bytes
-        if list(tensor.shape) != [*out.shape[:-2], columns, rows] or geometry.number != len(out.shape) - 2:
-            return None
-        if not all(isinstance(d, int) for d in out.shape) or "memory_strides" in out.op.attrs:
-            return None
-        height, widest = max(geometry.line, geometry.line_of_input), max(size, of_result)
-        if rows * columns * of_result % LINE_BYTES or height * columns * widest > _BLOCK_SHARE_OF_CACHE * caches.l2:
-            return None
-        matrices = constant_size(out.shape[:-2])
-        loops = max(-(-rows // (_MOST_BLOCKS * height)), -(-_SHARES * target.num_cores // matrices))
+    def of(facts: TransposeFacts) -> PackedBlocks | Refused:
+        """The blocks to use; refused where matrices are no whole cache lines, or small, or blocks too large."""
+        if not facts.is_of_matrices or not facts.is_of_whole_lines:
+            return Refused("the output is no static matrices of the input, of whole cache lines each")
+        (rows, columns), caches = facts.static_sizes, facts.caches
+        size, of_result = facts.tensor.dtype.nbytes, facts.out.dtype.nbytes
+        height, widest = max(facts.line, facts.line_of_input), max(size, of_result)
+        if height * columns * widest > _BLOCK_SHARE_OF_CACHE * caches.l2:
+            return Refused(f"L2 doesn't hold blocks of {height} rows of {columns}")
+        matrices = constant_size(facts.out.shape[:-2])
+        loops = max(-(-rows // (_MOST_BLOCKS * height)), -(-SHARES * facts.target.num_cores // matrices))
         loop = min(-(-rows // (loops * height)) * height, rows)
         if loop < _FEWEST_BLOCKS * height or rows * columns * widest <= caches.l1 // _SHARE_OF_L1:
-            return None
+            return Refused(f"matrices of {rows} x {columns} have few blocks of {height} rows")
         if rows * size >= _SHORT_BYTES and rows * columns * widest <= caches.l1:
-            return None
-        are_lines = columns % geometry.line == 0  # which ordered tiles support as well
-        high_latency = has_high_latency_llc(target)
+            return Refused("L1 holds a matrix, whose input rows are long")
+        are_lines = columns % facts.line == 0  # which ordered tiles support as well
+        high_latency = has_high_latency_llc(facts.target)
         share = _WHOLE_SHARE_HIGH_LATENCY if high_latency and not are_lines else _WHOLE_SHARE
         if rows * columns * widest <= share * caches.l2:
             if are_lines and height * columns * widest > _MOST_BYTES:
-                return None
-            return PackedBlocks(replace(geometry, lanes=min(geometry.lanes, _VECTOR_BYTES // size)), height, loop, None)
-        if are_lines or min(size, of_result) < _LEAST_NBYTES or not _is_all(geometry):
-            return None
+                return Refused(f"output rows are whole cache lines, blocks of them over {_MOST_BYTES} bytes")
+            return PackedBlocks(replace(facts, lanes=min(facts.lanes, _VECTOR_BYTES // size)), height, loop, None)
+        if are_lines or min(size, of_result) < _LEAST_NBYTES or not facts.is_all_read:
+            return Refused("L2 doesn't hold a matrix, whose rows are whole cache lines, narrow or fused with others")
         most = min(_PIECE_BYTES, caches.l2 // (_PART_OF_L2 * columns)) // size
         piece = height << max((min(most, rows) // height).bit_length() - 1, 0)
-        return PackedBlocks(geometry, height, loop, piece) if not high_latency or piece * size >= _LEAST_PIECE else None
+        if high_latency and piece * size < _LEAST_PIECE:
+            return Refused(f"pieces of {piece * size} bytes, each on another page, with a high-latency LLC")
+        return PackedBlocks(facts, height, loop, piece)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of blocks, outermost first. `at_once`: see `PackedTiles`."""
-        geometry, out = self.geometry, self.geometry.out
+        facts, out = self.facts, self.facts.out
         *outer, row, column = s[out].op.axis
         loop, row = s[out].split(row, factor=self.loop, tail="shift")
         row_block, row = s[out].split(row, factor=self.height, tail="shift")
-        if _is_all(geometry):  # otherwise other inputs would be gathered by the fused loop
-            lines = self.height * constant_size([geometry.columns]) // geometry.line
-            share = -(-lines // self._vectors) * geometry.line
+        if facts.is_all_read:
+            lines = self.height * facts.static_sizes[1] // facts.line
+            share = -(-lines // self._vectors) * facts.line
             _, column = s[out].split(s[out].fuse(row, column), factor=share, tail="shift")
             s[out].pragma(row_block, "overlap_iterations", "apart")
-        _, vector = s[out].split(column, factor=geometry.line, tail="shift")
+        _, vector = s[out].split(column, factor=facts.line, tail="shift")
         s[out].vectorize(vector)
-        _, packed, blocks, vectors = geometry.copied(s)
+        _, packed, blocks, vectors = facts.copied(s)
         s[packed].reorder(vectors, blocks)
         s[packed].compute_at(s[out], row_block)
-        lines = max(geometry.lanes * geometry.block // geometry.line_of_input, 1)
-        together = lines if self.piece is None else min(lines, self.piece // geometry.line_of_input)
-        for first in range(0, lines, together):
-            place = self._prefetched(vectors.var, blocks.var, lines, first)
-            s[packed].prefetch_line(geometry.tensor, blocks, place, lines=together, to_l1=geometry.to_l1)
+        lines = max(facts.lanes * facts.block // facts.line_of_input, 1)
+        together = lines if self.piece is None else min(lines, self.piece // facts.line_of_input)
+        facts.prefetch(s, packed, blocks, lines, together, partial(self._prefetched, vectors.var, blocks.var, lines))
         return [*outer, loop]
 
     @property
     def _vectors(self) -> int:
         """Vectors that a row of the result takes."""
-        return -(-constant_size([self.geometry.columns]) // self.geometry.lanes)
+        return -(-self.facts.static_sizes[1] // self.facts.lanes)
 
     def _prefetched(self, vector: Var, block: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
         """The index function of a tile's share of the next piece or matrix: `lines` cache lines, from `first_line` on.
 
         Shares are contiguous in memory, in the order of the tiles.
         """
-        geometry, columns, line_of_input = (
-            self.geometry, constant_size([self.geometry.columns]), self.geometry.line_of_input
-        )  # fmt: skip
-        blocks, matrix = -(-self.height // geometry.block), columns * geometry.row_stride
+        facts, (_, columns), line_of_input = self.facts, self.facts.static_sizes, self.facts.line_of_input
+        blocks, matrix = -(-self.height // facts.block), columns * facts.row_stride
 
         def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            *outer, _, row = geometry.read_at(first)
+            *outer, _, row = facts.read_at(first)
             begin = const(0) if self.piece is None else row // self.piece * self.piece
-            row_block = (row - block * geometry.block - begin + self.height - 1) // self.height
+            row_block = (row - block * facts.block - begin + self.height - 1) // self.height
             line = ((row_block * self._vectors + vector) * blocks + block) * lines + first_line
             if self.piece is None:
-                return (ravel_index([*outer, columns, 0], geometry.tensor.shape) + line * line_of_input,)
-            further = te.if_then_else(begin + self.piece < geometry.row_stride, begin + self.piece, matrix)
+                return (ravel_index([*outer, columns, 0], facts.tensor.shape) + line * line_of_input,)
+            further = te.if_then_else(begin + self.piece < facts.row_stride, begin + self.piece, matrix)
             of_piece = self.piece // line_of_input
-            at = ravel_index([*outer, te.min(line // of_piece, columns - 1), 0], geometry.tensor.shape)
+            at = ravel_index([*outer, te.min(line // of_piece, columns - 1), 0], facts.tensor.shape)
             return (at + further + line % of_piece * line_of_input,)
 
         return place
-
-
-def _is_all(geometry: TransposeGeometry) -> bool:
-    """Whether the transposed tensor is all that the result reads."""
-    assert isinstance(geometry.out.op, te.ComputeOp)
-    return all(read is geometry.tensor for read, _ in reads(geometry.out.op))

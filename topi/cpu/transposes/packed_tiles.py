@@ -8,15 +8,11 @@ rows are short, tiles take up whole ones and are stored contiguously; so are mat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.accesses import reads
+from relayc.te.ir.decisions import Refused
 from relayc.topi.cpu.prefetch import LINE_BYTES
-from relayc.topi.cpu.transposes.geometry import PAGE_BYTES, TransposeGeometry
-
-if TYPE_CHECKING:
-    from relayc.backend.target import Target
+from relayc.topi.cpu.transposes.facts import PAGE_BYTES, TransposeFacts
 
 __all__ = ["PackedTiles"]
 
@@ -53,7 +49,7 @@ class PackedTiles:
     memory.
     """
 
-    geometry: TransposeGeometry
+    facts: TransposeFacts
     height: int
     width: int
     run: int
@@ -62,32 +58,30 @@ class PackedTiles:
     as_in_memory: bool = False
 
     @staticmethod
-    def of(geometry: TransposeGeometry, target: Target) -> PackedTiles | None:
-        """The tiles to use; None where the output is neither contiguous nor its rows whole cache lines, nor long."""
-        rows, columns, out = geometry.rows, geometry.columns, geometry.out
-        assert isinstance(rows, int) and isinstance(columns, int)
-        height, line = min(geometry.line_of_input, rows), columns * out.dtype.nbytes
-        if geometry.number == len(out.shape) - 2 and rows * line % LINE_BYTES == 0:
-            batch = len(out.shape) > 2 and geometry.position == len(geometry.tensor.shape) - 2
-            if batch and rows * line <= target.cache_bytes.l1:
-                return PackedTiles(geometry, rows, columns, columns, rows * columns)
-            if height * line <= target.cache_bytes.l2 // 16:
-                return _of_whole_lines(geometry, height, rows, columns)
+    def of(facts: TransposeFacts) -> PackedTiles | Refused:
+        """The tiles to use; refused where the output is neither contiguous nor its rows whole cache lines, nor long."""
+        (rows, columns), out = facts.static_sizes, facts.out
+        height, line = min(facts.line_of_input, rows), columns * out.dtype.nbytes
+        if facts.is_of_whole_lines:
+            batch = len(out.shape) > 2 and facts.position == len(facts.tensor.shape) - 2
+            if batch and rows * line <= facts.caches.l1:
+                return PackedTiles(facts, rows, columns, columns, rows * columns)
+            if height * line <= facts.caches.l2 // 16:
+                return _of_whole_lines(facts, height)
         if line >= (_LINE_PARTS if line % LINE_BYTES == 0 else _FEWEST_PARTS) * LINE_BYTES:
-            return _of_long_lines(geometry, height, rows, columns, target)
-        return None
+            return _of_long_lines(facts, height)
+        return Refused(f"rows of {line} bytes are short, and the output is no matrices of whole cache lines")
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of a tile, outermost first.
 
         `at_once` elements are computed together, at least a cache line of them and at most what a tile has of a row.
         """
-        geometry, out, number = self.geometry, self.geometry.out, self.geometry.number
-        assert isinstance(out.op, te.ComputeOp)
-        axes = out.op.axis
+        facts, out, number = self.facts, self.facts.out, self.facts.number
+        axes = list(s[out].op.axis)
         row_tile, row = s[out].split(axes[number], factor=self.height, tail="shift")
         if self.as_in_memory:
-            tile, columns = geometry.split_columns(s, self.width)
+            tile, columns = facts.split_columns(s, self.width)
             run, part = s[out].split(tile, factor=max(self.run // self.width, 1), tail="shift")
         else:
             run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
@@ -97,43 +91,43 @@ class PackedTiles:
         s[out].reorder(*tiles, part, row, *columns)
         column = columns[-1]
         if not self.as_in_memory:
-            if self.width == self.run and all(read is geometry.tensor for read, _ in reads(out.op)):
+            if self.width == self.run and facts.is_all_read:
                 column = s[out].fuse(row, column)
-            vector = at_once if at_once % geometry.line == 0 and at_once <= self.width else geometry.line
+            vector = facts.elements_stored(at_once, self.width)
             _, column = s[out].split(column, factor=vector, tail="shift")
         s[out].vectorize(column)
-        source, packed, blocks, vectors = geometry.copied(s, lines_first=self.lines_first)
+        source, packed, blocks, vectors = facts.copied(s, lines_first=self.lines_first)
         s[packed].reorder(vectors, blocks)
         s[packed].compute_at(s[out], part)
         if self.lines_first:
             s[source].compute_at(s[packed], vectors)
-            s[source].prefetch_ahead(
-                geometry.tensor, s[source].op.axis[geometry.position], self.ahead, to_l1=geometry.to_l1
-            )
+            facts.prefetch_ahead(s, source, s[source].op.axis[facts.position], self.ahead)
         else:  # the end of a block: one that begins in a line may end in the next
-            s[packed].prefetch_ahead(geometry.tensor, blocks, self.ahead + geometry.block - 1, to_l1=geometry.to_l1)
+            facts.prefetch_ahead(s, packed, blocks, self.ahead + facts.block - 1)
         return tiles
 
 
-def _of_whole_lines(geometry: TransposeGeometry, height: int, rows: int, columns: int) -> PackedTiles:
+def _of_whole_lines(facts: TransposeFacts, height: int) -> PackedTiles:
     """Tiles of whole output rows; wider ones, prefetched less far, where input rows conflict in cache sets."""
-    lines_first = geometry.has_set_conflicts and geometry.tensor.dtype.nbytes == 1  # tiles of bytes have the most lines
-    tiles_ahead = 1 if geometry.has_set_conflicts and not lines_first else _TILES_AHEAD
+    rows, columns = facts.static_sizes
+    lines_first = facts.has_set_conflicts and facts.tensor.dtype.nbytes == 1  # tiles of bytes have the most lines
+    tiles_ahead = 1 if facts.has_set_conflicts and not lines_first else _TILES_AHEAD
     height = min(height * _TILES_AHEAD // tiles_ahead, rows)
-    return PackedTiles(geometry, height, columns, columns, height * tiles_ahead, lines_first)
+    return PackedTiles(facts, height, columns, columns, height * tiles_ahead, lines_first)
 
 
-def _of_long_lines(geometry: TransposeGeometry, height: int, rows: int, columns: int, target: Target) -> PackedTiles:
+def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
     """Tiles of so many input rows that the L2 cache keeps the rest of their cache lines.
 
     The rest is a part of the next tile where rows begin anywhere.
     """
-    l2, shared, as_in_memory = target.cache_bytes.l2, geometry.has_set_conflicts, geometry.has_unaligned_rows
-    whole_rows = rows == geometry.row_stride and rows * geometry.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
+    (rows, columns), l2 = facts.static_sizes, facts.caches.l2
+    shared, as_in_memory = facts.has_set_conflicts, facts.has_unaligned_rows
+    whole_rows = rows == facts.row_stride and rows * facts.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
     if whole_rows:
         height = rows
-    by_lines = _is_stored_by_lines(geometry, target)
-    if by_lines and (not shared or (geometry.stride_alignment >= PAGE_BYTES and as_in_memory)):
+    by_lines = _is_stored_by_lines(facts)
+    if by_lines and (not shared or (facts.stride_alignment >= PAGE_BYTES and as_in_memory)):
         height = min(height * (_LINES_OF_PAGES if shared else _LINES_AT_ONCE), rows)
     if by_lines and not shared:
         parts = _PARTS_BY_LINES
@@ -141,18 +135,18 @@ def _of_long_lines(geometry: TransposeGeometry, height: int, rows: int, columns:
         parts = _LINE_PARTS
     elif shared and height <= _FEW_ROWS:
         parts = _PARTS_OF_FEW_ROWS
-    elif geometry.is_page_strided:
+    elif facts.is_page_strided:
         parts = _PARTS_APART
     else:
         parts = _PARTS_OF_WHOLE_ROWS if whole_rows else _LINE_PARTS
-    width = min(max(parts * geometry.line, geometry.lanes), columns)
+    width = min(max(parts * facts.line, facts.lanes), columns)
     run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
-    ahead = min(_ROWS_AHEAD, max(l2 // geometry.stride_alignment, geometry.block)) * geometry.row_stride
-    return PackedTiles(geometry, height, width, run, ahead, shared, as_in_memory)
+    ahead = min(_ROWS_AHEAD, max(l2 // facts.stride_alignment, facts.block)) * facts.row_stride
+    return PackedTiles(facts, height, width, run, ahead, shared, as_in_memory)
 
 
-def _is_stored_by_lines(geometry: TransposeGeometry, target: Target) -> bool:
+def _is_stored_by_lines(facts: TransposeFacts) -> bool:
     """Whether a store is a whole cache line, so that tiles had better take more of each input row."""
-    nbytes = geometry.tensor.dtype.nbytes
-    long = geometry.row_stride * nbytes >= _LONG_LINE_BYTES
-    return target.vector_bytes >= LINE_BYTES and nbytes > 1 and long and not geometry.is_page_strided
+    nbytes = facts.tensor.dtype.nbytes
+    long = facts.row_stride * nbytes >= _LONG_LINE_BYTES
+    return facts.target.vector_bytes >= LINE_BYTES and nbytes > 1 and long and not facts.is_page_strided

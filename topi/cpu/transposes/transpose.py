@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, first_of, note, or_refused
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.te.tir import IterVar, Var, as_int
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.transposes.copied_runs import CopiedRuns
-from relayc.topi.cpu.transposes.geometry import TransposeGeometry
+from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.ordered_tiles import OrderedTiles
 from relayc.topi.cpu.transposes.packed_blocks import PackedBlocks
 from relayc.topi.cpu.transposes.packed_matrices import PackedMatrices
 from relayc.topi.cpu.transposes.packed_tiles import PackedTiles
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.cpu.transposes.plain_tiles import InputTiles, OutputTiles
+from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
@@ -32,19 +34,6 @@ _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
 _LINES = 8
 """Cache lines of each of a few output rows that are stored together: one more is computed than that."""
-_ROWS = 256
-"""Elements of an input row that tiles transposed in registers take, one after the other."""
-_PLANES = 16
-"""Elements of an input row where output rows lie planes apart, so that few streams are written together: a cache line
-of float32, a part of one of narrower types, whose rest is then found in the L2 cache."""
-_LONG_BYTES = 1024
-"""Least bytes of an output row for tiles to follow it, not the input's rows, where memory is streamed."""
-_SHARES = 4
-"""Tiles for each core, at least, for load balance."""
-_RUN_BYTES = 2048
-"""Bytes of an output row that these tiles take before they move on along the input's rows."""
-_ROWS_AHEAD = 64
-"""Prefetch distance of these tiles in rows of the input."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -98,118 +87,32 @@ def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     return found
 
 
-def tile_transposed(s: te.Schedule, geometry: TransposeGeometry, target: Target, at_once: int) -> list[te.IterVar]:
+Plan = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles | OutputTiles | InputTiles
+_BEYOND_CACHES: tuple[tuple[str, type[Plan]], ...] = (
+    ("packed blocks", PackedBlocks), ("ordered tiles", OrderedTiles), ("packed matrices", PackedMatrices),
+    ("copied runs", CopiedRuns), ("packed tiles", PackedTiles),
+)  # fmt: skip
+_OTHERS: tuple[tuple[str, type[Plan]], ...] = (
+    ("tiles along the output", OutputTiles), ("tiles along the input", InputTiles),
+)  # fmt: skip
+"""Plans in the order in which they are tried: where the caches hold neither tensor, and then for any."""
+
+
+def tile_transposed(s: te.Schedule, facts: TransposeFacts, at_once: int) -> list[te.IterVar]:
     """Tiles of the output's two axes that are transposed in registers.
 
     The axes take up at least a vector and a block; where their extents are dynamic, another schedule covers shorter
     ones. `at_once` is the number of output elements that are best computed together. Returns the loops outside of a
     tile, outermost first.
     """
-    out, tensor, number, lanes, caches = (
-        geometry.out, geometry.tensor, geometry.number, geometry.lanes, target.cache_bytes
-    )  # fmt: skip
-    columns, size, largest = geometry.columns, constant_size(out.shape), max(caches.l2, caches.l3)
-    streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
-    known = isinstance(columns, int) and isinstance(geometry.rows, int)
-    along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
-    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) >= largest:  # otherwise the caches hold nearly both
-        packed = _packed(geometry, target)
-        if packed is not None:
-            return packed.apply(s, at_once)
-    lines_first = along_output and caches.l2 // geometry.stride_alignment < 2 * _ROWS_AHEAD  # rows conflict
-    order = "along the output" if along_output else "along the input"
-    note("tiles", order, lanes=lanes, streamed=streamed, lines_first=lines_first)
-    source, copy, _, vectors = geometry.copied(s, lines_first=lines_first)
-    s[copy].unroll(vectors)
-    widths = (max(geometry.line, lanes), 2 * lanes, lanes)
-    width = next(w for w in widths if not isinstance(columns, int) or w <= columns)
-    if along_output:
-        planes = number < len(out.shape) - 2
-        row_tile = max(min(geometry.line_of_input, _PLANES) if planes else geometry.line_of_input, geometry.block)
-        tiles, along, group, row, column = _along_the_output(s, out, number, row_tile, width, geometry.block)
-        if lines_first:  # otherwise they are evicted before they are used up
-            s[source].compute_at(s[out], along)
-            s[source].prefetch_ahead(
-                tensor, s[source].op.axis[geometry.position], _ROWS_AHEAD * geometry.row_stride, to_l1=geometry.to_l1
-            )
-        else:
-            s[copy].prefetch_ahead(tensor, vectors, _ROWS_AHEAD * geometry.row_stride, to_l1=geometry.to_l1)
-        s[out].prefetch_ahead(out, along, width)
-    else:
-        tiles, group, row, column = _along_the_input(
-            s, out, number, geometry.line_of_input, width, geometry.block, target.num_cores
-        )
-    s[out].unroll(row)
-    s[out].vectorize(column)
-    s[copy].compute_at(s[out], group)
-    return tiles
-
-
-Packed = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles
-
-
-def _packed(geometry: TransposeGeometry, target: Target) -> Packed | None:
-    """The tiles of a matrix that caches don't hold, the first kind that serves; None if none does."""
-
-    def tried(kind: type[Packed], reason: str) -> Callable[[], Packed | Refused | None]:
-        return lambda: or_refused(kind.of(geometry, target), reason)
-
-    return first_of("transposed tiles", (
-        ("packed blocks", tried(PackedBlocks, "matrices are no whole cache lines, or small, or blocks too large")),
-        ("ordered tiles", tried(OrderedTiles, "input rows are short, or not even pieces of them fit into L2")),
-        ("packed matrices", tried(PackedMatrices, "matrices aren't the input's own, or caches don't hold a group")),
-        ("copied runs", tried(CopiedRuns, "rows don't conflict in cache sets, or make no whole cache lines")),
-        ("packed tiles", tried(PackedTiles, "neither the output nor its rows are whole cache lines, nor long")),
-        ("not packed", lambda: None),
-    ))  # fmt: skip
-
-
-def _along_the_output(
-    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int
-) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """Tiles of `line` elements (a cache line or a part of one) of the input's rows that follow the output's rows.
-
-    Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `block` rows, rows, columns.
-    """
-    axes = list(s[out].op.axis)
-    rows, columns = extent_of(axes[number]), extent_of(axes[-1])
-    assert isinstance(rows, int) and isinstance(columns, int)
-    row_tile, row_inner = s[out].split(axes[number], factor=line if rows >= line else block, tail="shift")
-    group, row = s[out].split(row_inner, factor=block)
-    run = min(_RUN_BYTES // out.dtype.nbytes, columns)
-    part, within = s[out].split(axes[-1], factor=run, tail="shift")
-    along, column = s[out].split(within, factor=width, tail="shift")
-    tiles = [*axes[:number], *axes[number + 1 : -1], part, row_tile]
-    s[out].reorder(*tiles, along, group, row, column)
-    return tiles, along, group, row, column
-
-
-def _along_the_input(
-    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int, cores: int
-) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
-    """Tiles of a cache line of the output's rows that follow the input's rows by whole cache lines (`line` elements).
-
-    There are enough for an even share to each of `cores`. Returns the loops outside of tiles, and those over them:
-    groups of `block` rows, rows, columns.
-    """
-    axes = list(s[out].op.axis)
-    rows = extent_of(axes[number])
-    row_outer: list[te.IterVar] = []
-    row_inner = axes[number]
-    most = _ROWS if number == len(axes) - 2 else max(_PLANES, line)
-    others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
-    others *= -(-constant_size(out.shape[-1:]) // width)
-    parts = 1
-    if isinstance(rows, int):
-        parts = max(-(-rows // most), min(-(-_SHARES * cores // others), rows // block))
-    if isinstance(rows, int) and parts > 1:
-        part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // block) * block, tail="shift")
-        row_outer = [part]
-    group, row = s[out].split(row_inner, factor=block, tail="shift")
-    column_outer, column = s[out].split(axes[-1], factor=width, tail="shift")
-    tiles = [*axes[:number], *axes[number + 1 : -1], *row_outer, column_outer]
-    s[out].reorder(*tiles, group, row, column)
-    return tiles, group, row, column
+    held = None if facts.are_beyond_caches else Refused("sizes are dynamic, or the caches hold one of the tensors")
+    candidates: list[tuple[str, Callable[[], Plan | Refused]]] = [
+        *[(name, partial(kind.of, facts) if held is None else lambda: held) for name, kind in _BEYOND_CACHES],
+        *[(name, partial(kind.of, facts)) for name, kind in _OTHERS],
+    ]
+    plan = first_of("transpose", candidates)
+    note("tiles", type(plan).__name__, plan, at=plan.apply)
+    return plan.apply(s, at_once)
 
 
 def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:

@@ -1,4 +1,4 @@
-"""The geometry of a transpose: exchanged dimensions and strides of both sides, by which tiles are chosen."""
+"""The facts of a transpose, by which its plan is chosen: exchanged dimensions, strides of both sides, what is read."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.tir import PrimExpr
+from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
+from relayc.topi.cpu.tiling import prefetches_to_l1
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from relayc.backend.target import CacheBytes, Target
     from relayc.te.tir import Dim
 
-__all__ = ["PAGE_BYTES", "TransposeGeometry"]
+__all__ = ["PAGE_BYTES", "SHARES", "TransposeFacts"]
 
 _CONFLICT_BYTES, PAGE_BYTES = 512, 4096
 """Bytes: rows at multiples of these distances conflict in sets of the caches and in banks of memory."""
+SHARES = 4
+"""Parts of the work for each core, at least, for load balance."""
 
 
 @dataclass(frozen=True, slots=True)
-class TransposeGeometry:
-    """The transpose of `tensor` in registers, by vectors of `lanes` elements, into `out`.
+class TransposeFacts:
+    """The transpose of `tensor` in registers, by vectors of `lanes` elements, into `out`, on a target.
 
     The last dimension of `tensor` lies along axis `number` of `out`, its dimension `position` along the last axis.
-    `to_l1`: software prefetches go to the L1 cache, otherwise to L2.
     """
 
     out: te.Tensor
@@ -36,7 +40,16 @@ class TransposeGeometry:
     tensor: te.Tensor
     position: int
     lanes: int
-    to_l1: bool = True
+    target: Target
+
+    def __str__(self) -> str:
+        apart = f"{self.row_stride} elements apart"
+        return f"{self.rows} x {self.columns} of {self.out.dtype}, rows {apart}, vectors of {self.lanes}"
+
+    @property
+    def caches(self) -> CacheBytes:
+        """Sizes of the caches."""
+        return self.target.cache_bytes
 
     @property
     def rows(self) -> Dim:
@@ -47,6 +60,43 @@ class TransposeGeometry:
     def columns(self) -> Dim:
         """Elements of a row of `out`."""
         return extent_of(self._operation.axis[-1])
+
+    @property
+    def static_sizes(self) -> tuple[int, int]:
+        """`rows` and `columns`, of a transpose along static axes."""
+        rows, columns = self.rows, self.columns
+        assert isinstance(rows, int) and isinstance(columns, int)
+        return rows, columns
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether `out` is written into a larger tensor, with gaps between its rows."""
+        return "memory_strides" in self.out.op.attrs
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """Whether `out` is matrices of `tensor`, each transposed: static sizes, no gaps, other dimensions in place."""
+        *outer, rows, columns = self.out.shape
+        exchanged = list(self.tensor.shape) == [*outer, columns, rows] and self.number == self.out.ndim - 2
+        return exchanged and all(isinstance(d, int) for d in outer) and not self.has_gaps
+
+    @property
+    def are_beyond_caches(self) -> bool:
+        """Whether the larger tensor is static and exceeds the caches: otherwise they hold nearly both."""
+        known = isinstance(self.rows, int) and isinstance(self.columns, int)
+        widest = max(self.tensor.dtype.nbytes, self.out.dtype.nbytes)
+        return known and constant_size(self.out.shape) * widest >= max(self.caches.l2, self.caches.l3)
+
+    @property
+    def is_all_read(self) -> bool:
+        """Whether `tensor` is all that `out` reads, so that its rows may be fused: others would be gathered then."""
+        return all(read is self.tensor for read, _ in reads(self._operation))
+
+    @property
+    def is_of_whole_lines(self) -> bool:
+        """Whether the rows of a matrix, contiguous in `out`, are whole cache lines together."""
+        rows, columns = self.static_sizes
+        return self.number == self.out.ndim - 2 and rows * columns % self.line == 0
 
     @property
     def line(self) -> int:
@@ -93,6 +143,26 @@ class TransposeGeometry:
         """Whether rows of `out` are no whole cache lines, but begin at static offsets in them."""
         columns, known = self.columns, all(isinstance(d, int) for d in self.out.shape[1:])
         return known and isinstance(columns, int) and columns % self.line != 0
+
+    def elements_stored(self, at_once: int, width: int) -> int:
+        """`at_once`, the elements that are best computed together, if they are cache lines of `width`; else a line."""
+        return at_once if at_once % self.line == 0 and at_once <= width else self.line
+
+    def prefetch(
+        self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, lines: int, together: int,
+        place: Callable[[int], Callable[..., Sequence[PrimExpr]]],
+    ) -> None:  # fmt: skip
+        """Prefetch `lines` cache lines of the input in each iteration of `loop`, `together` of them contiguous.
+
+        `place` gives the index function of those from a line on. They go to L1, or to L2 if it has few fill buffers.
+        """
+        for first in range(0, lines, together):
+            count = min(together, lines - first)
+            s[stage].prefetch_line(self.tensor, loop, place(first), lines=count, to_l1=prefetches_to_l1(self.target))
+
+    def prefetch_ahead(self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int) -> None:
+        """Prefetch the input so many elements ahead of what an iteration of `loop` reads."""
+        s[stage].prefetch_ahead(self.tensor, loop, elements, to_l1=prefetches_to_l1(self.target))
 
     def copied(
         self, s: te.Schedule, *, lines_first: bool = False
