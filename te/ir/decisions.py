@@ -27,7 +27,7 @@ from types import CodeType, FrameType
 from typing import Any, Literal, TypeVar
 
 __all__ = [
-    "Decision", "Refused", "Serves", "first_of", "is_recording", "note", "or_refused", "record", "recording",
+    "Decision", "Refused", "Serves", "first_of", "is_recording", "note", "record", "recording",
     "serves_if",
 ]  # fmt: skip
 
@@ -142,11 +142,6 @@ def _place(frame: FrameType) -> str:
 
 def _is_own(code: CodeType) -> bool:
     return Path(code.co_filename).is_relative_to(_SOURCES)
-
-
-def or_refused(found: T | None, reason: str) -> T | Refused:
-    """What was found, or where that is None, the refusal of it."""
-    return Refused(reason) if found is None else found
 
 
 def note(

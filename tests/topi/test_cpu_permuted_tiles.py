@@ -58,7 +58,7 @@ def test_patches_are_copied_by_vectors_with_prefetches(name: str) -> None:
     x = te.placeholder(shape, "float32", "x")
     out = topi.transpose(x, axes)
     found = PermutedTiles.of(out, small_target(PROCESSORS[-1]))
-    assert found is not None
+    assert found
     module = te.lower(schedule_for([out], small_target(PROCESSORS[-1])), [x, out])
     stores = [store for store in collect(module["main"].body, BufferStore) if store.buffer.name == out.name]
     assert stores and all(isinstance(store.indices[-1], Ramp) for store in stores)
@@ -70,7 +70,7 @@ def test_each_cache_line_of_the_next_piece_is_prefetched_once() -> None:
     """Each line of the next piece, in memory order: here the next kilobyte of each of 16 planes."""
     x = te.placeholder((2, 16, 32, 2, 32, 2), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (0, 2, 4, 3, 5, 1)), small_target(PROCESSORS[-1]))
-    assert found is not None and not found.is_read_in_order
+    assert found and not found.is_read_in_order
     prefetched, rows = [], found.parts.size(found.rows)
     for first in range(0, 16 * 256, found.vector):
         place = [*[const(0)] * len(found.parts.outside), const(first // rows), const(first % rows)]
@@ -84,7 +84,7 @@ def test_short_pieces_prefetch_a_later_one() -> None:
     """Three planes, a cache line of each: 8 KB further on, not the next 192 bytes."""
     x = te.placeholder((1 << 16, 3), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (1, 0)), small_target(PROCESSORS[-1]))
-    assert found is not None and found.is_read_in_order
+    assert found and found.is_read_in_order
     (at,) = found._in_later_piece(*[const(0)] * (len(found.parts.outside) + 2))
     piece = found.parts.size(found.parts.inside)
     assert as_int(Analyzer().simplify(at)) == -(-2048 // piece) * piece
@@ -103,7 +103,7 @@ def test_phases_to_planes_that_only_the_llc_holds(shape, axes, scattered, proces
     shape = (*shape[:1], shape[1] * 4 // dtype(kind).nbytes, *shape[2:])
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, axes)
-    assert (PermutedTiles.of(out, target) is not None) == scattered
+    assert bool(PermutedTiles.of(out, target)) == scattered
     a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
     result = backend.nd.empty(np.transpose(a, axes).shape, kind)
     backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)(backend.nd.array(a), result)
@@ -114,8 +114,8 @@ def test_other_transposes_have_no_permuted_tiles() -> None:
     """What fits in the caches, and what is contiguous or sliced."""
     target = small_target(PROCESSORS[-1])
     shape, axes = PATCHES["patches of planes"]
-    assert PermutedTiles.of(topi.transpose(te.placeholder((1, 2, *shape[2:]), "float32", "x"), axes), target) is None
+    assert not PermutedTiles.of(topi.transpose(te.placeholder((1, 2, *shape[2:]), "float32", "x"), axes), target)
     x = te.placeholder((9, *shape[1:]), "float32", "x")
     shifted = topi.strided_slice(x, [1, *[0] * 5], x.shape, [1] * 6)
-    assert PermutedTiles.of(topi.transpose(shifted, axes), target) is None
-    assert PermutedTiles.of(topi.nn.relu(te.placeholder((64, 64, 16), "float32", "x")), target) is None
+    assert not PermutedTiles.of(topi.transpose(shifted, axes), target)
+    assert not PermutedTiles.of(topi.nn.relu(te.placeholder((64, 64, 16), "float32", "x")), target)

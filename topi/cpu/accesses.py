@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
-from relayc.topi.groups import is_injective
+from relayc.topi.groups import constant_size, is_injective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["conditions", "only_variable", "reads"]
+__all__ = ["conditions", "only_variable", "read_of_one", "reads", "static_shape"]
 
 _NONE: Mapping[Var, PrimExpr] = {}
 
@@ -56,6 +57,21 @@ def _formulas(
 
 def _placed(index: PrimExpr, at: Mapping[Var, PrimExpr]) -> PrimExpr:
     return substitute(index, at) if at else index
+
+
+def static_shape(out: te.Tensor) -> list[int] | Refused:
+    """The sizes of an output whose cache lines a schedule can count: static ones, of whole bytes without strides."""
+    shape = [d for d in out.shape if isinstance(d, int)]
+    if len(shape) < out.ndim or out.dtype.bits % 8 or out.op.attrs.get("strides") is not None:
+        return Refused("sizes are dynamic, elements no whole bytes, or the output has strides")
+    return shape
+
+
+def read_of_one(op: te.ComputeOp) -> tuple[te.Tensor, tuple[PrimExpr, ...]] | Refused:
+    """The one large input, of at least half of the output's elements, and the index that it is read at."""
+    size = constant_size(op.output(0).shape)
+    large = [(tensor, tuple(index)) for tensor, index in reads(op) if 2 * constant_size(tensor.shape) >= size]
+    return large[0] if len(large) == 1 else Refused(f"{len(large)} reads of large inputs, instead of one")
 
 
 def only_variable(index: PrimExpr) -> Var | None:

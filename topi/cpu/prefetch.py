@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from relayc.te.tir import PrimExpr
 
 __all__ = [
-    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "inputs_of", "is_beyond_caches", "is_streamed",
+    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "inputs_of", "is_beyond_caches",
+    "is_streamed",
     "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
 ]  # fmt: skip
 
@@ -40,6 +41,11 @@ covers."""
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 8
 """Rows up to this fraction (1 / n) of a cache are still there, or nearer, when they are used: what doesn't come from
 memory must then be in L2."""
+
+
+def has_line_vectors(target: Target) -> bool:
+    """Whether a vector is a whole cache line, as in AVX-512: it is stored without reading the line, or by a mask."""
+    return target.vector_bytes >= LINE_BYTES
 
 
 def exceeds_all_caches(nbytes: int, target: Target) -> bool:

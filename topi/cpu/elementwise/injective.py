@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, first_of, note, or_refused
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.common import parallel_outer
@@ -117,24 +117,26 @@ def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _geometry(out: te.Tensor, strided: int, target: Target) -> TransposeFacts | None:
-    """Return how to transpose a `transposable` output in registers, with the longest vectors that fit; None if none do.
+def _facts(out: te.Tensor, strided: int | None, target: Target) -> TransposeFacts | Refused:
+    """Return how to transpose a `transposable` output in registers, with the longest vectors that fit.
 
     Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
     always be proved that tiles shifted inwards need no guards, which these do not have.
     """
+    if strided is None:
+        return Refused("no large input is contiguous along another dimension than the last")
     found, rows, columns = transposable(out, strided), out.shape[strided], out.shape[-1]
-    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
-        return None
-    if any(isinstance(d, int) and d == 0 for d in out.shape):
-        return None
+    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)) or 0 in out.shape:
+        return Refused("strided reads differ, or there is padding, or lengths are expressions")
 
     def fits(lanes: int) -> bool:
         needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))
         return all(length <= d for d, length in needed if isinstance(d, int))
 
     fitting = [lanes for lanes in transposed_vectors(target, found[0].dtype) if fits(lanes)]
-    return TransposeFacts(out, strided, *found, fitting[0], target) if fitting else None
+    if not fitting:
+        return Refused(f"matrices of {rows} x {columns} are smaller than a block")
+    return TransposeFacts(out, strided, *found, fitting[0], target)
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
@@ -154,25 +156,15 @@ def _period(out: te.Tensor, lanes: int) -> int | None:
     return period if extent > period and extent % period == 0 else None
 
 
-def _has_borders(out: te.Tensor) -> bool:
-    """True if the only conditions on the index along the last axis are those of padding."""
-    op = out.op
+def _choosing_lanes(out: te.Tensor) -> list[te.ComputeOp]:
+    """Return the operations whose conditions depend on the index along the last axis and not on data."""
+    op, found = out.op, list[te.ComputeOp]()
     assert isinstance(op, te.ComputeOp)
-    last, deciding = op.axis[-1].var, []
     for source, condition in conditions(op):
         nodes = list(post_order((condition,)))
-        if last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
-            deciding.append(source.tag == PAD)
-    return bool(deciding) and all(deciding)
-
-
-def _chooses_lanes(out: te.Tensor) -> bool:
-    """True if some condition depends on the index along the last axis and not on data."""
-    op = out.op
-    assert isinstance(op, te.ComputeOp)
-    last = op.axis[-1].var
-    deciding = [list(post_order((condition,))) for _, condition in conditions(op)]
-    return any(last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes) for nodes in deciding)
+        if op.axis[-1].var in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
+            found.append(source)
+    return found
 
 
 def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
@@ -228,10 +220,11 @@ class _OutputSchedule:
         if self.flat and _may_be_non_temporal(out, target):
             self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
         self.strided = strided_axis(out) if out.ndim > 1 else None
-        self.transpose = None if self.strided is None or not tiled else _geometry(out, self.strided, target)
-        moves_data = self.alone and not self.flat and self.vectors == VECTORS
-        self.rows = PackedRows.of(out, target) if moves_data else None
-        self.tiles = self._permuted() if moves_data and self.transpose is None else None
+        self.transpose = _facts(out, self.strided, target) if tiled else Refused("another schedule covers short axes")
+        computes = Refused("elements are computed, or depend on their own place only, or there are several results")
+        self.moves_data = self.alone and not self.flat and self.vectors == VECTORS
+        self.rows = PackedRows.of(out, target) if self.moves_data else computes
+        self.tiles = self._permuted() if self.moves_data else computes
         self.unrolled: te.IterVar | None = None
         self.written, self.is_buffered, self.is_transposed = out, False, False
         self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _STRIDED_COST))
@@ -252,17 +245,14 @@ class _OutputSchedule:
         for loop in inside:
             if loop is self.unrolled:
                 s[out].unroll(loop)
-        sides = () if self.transpose is None else (self.transpose.rows, self.transpose.columns)
-        return self.is_transposed and not all(isinstance(d, int) for d in sides)
+        return self.is_transposed and bool(self.transpose) and not self.transpose.is_static
 
     def _tiled(self) -> list[te.IterVar] | Refused:
-        if self.tiles is not None:
-            return self.tiles.apply(self.s)
-        return Refused("the input is in order or transposed, or the caches hold the output, or pieces are short")
+        return self.tiles.apply(self.s) if self.tiles else self.tiles
 
     def _several_lines(self) -> list[te.IterVar] | Refused:
         s, out = self.s, self.out
-        in_place, lines_per_vector = self.strided is None and self.rows is None and not self.flat, 0
+        in_place, lines_per_vector = self.strided is None and not self.rows and not self.flat, 0
         if in_place and self.repeats:
             lines_per_vector = lines_of_vectors(out)
         elif in_place and self.by_one and self.line is None and places_are_known(out):
@@ -276,19 +266,18 @@ class _OutputSchedule:
     def _interleaved(self) -> list[te.IterVar] | Refused:
         if not self._is_short():
             return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
-        if self.rows is not None and self.rows.axes_of_row > 1:
+        if self.rows and self.rows.axes_of_row > 1:
             return Refused("rows of several dimensions are packed")
         return self._interleave()
 
     def _packed_rows(self) -> list[te.IterVar] | Refused:
-        if self.rows is None or (self.strided is None and self.line is not None):
-            return Refused("the caches hold the output, or its rows aren't those of one large input in another order")
-        return self.rows.apply(self.s)
+        if self.rows and self.strided is None and self.line is not None:
+            return Refused("lines are buffered")
+        return self.rows.apply(self.s) if self.rows else self.rows
 
     def _transposed(self) -> list[te.IterVar] | Refused:
-        if self.transpose is None:
-            along = "no large input is contiguous along another dimension than the last"
-            return Refused(along if self.strided is None else "the transposed matrices are smaller than a block")
+        if not self.transpose:
+            return self.transpose
         self.is_transposed = True
         return tile_transposed(self.s, self.transpose, self.vectors * self.lanes)
 
@@ -298,15 +287,18 @@ class _OutputSchedule:
         self.is_buffered = True
         return _vectorize_between_borders(self.s, self.out, self.lanes)[:-1]
 
-    def _permuted(self) -> PermutedTiles | None:
+    def _permuted(self) -> PermutedTiles | Refused:
         """Return permuted tiles, if vectors of the output would otherwise be gathered from elements or pairs."""
         out, shape = self.out, self.out.shape
-        if self.rows is None:
-            whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
-            return None if self.strided is None or whole else PermutedTiles.of(out, self.target)
+        if self.transpose:
+            return Refused("matrices are transposed in registers")
+        whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
         pairs = constant_size(shape[-1:]) * out.dtype.nbytes <= _PAIR_BYTES
-        found = PermutedTiles.of(out, self.target) if pairs else None
-        return found if found is not None and found.is_read_in_order else None
+        if (self.strided is None or whole) if not self.rows else not pairs:
+            return Refused("vectors of the output are contiguous in the input, or interleaved")
+        found = PermutedTiles.of(out, self.target)
+        scattered = found and self.rows and not found.is_read_in_order
+        return Refused("pieces are not read in order, but rows are") if scattered else found
 
     def _is_short(self) -> bool:
         """True if the last axis has few elements, and the one before it, along which inputs are contiguous, more.
@@ -316,8 +308,13 @@ class _OutputSchedule:
         if self.strided is None or self.strided != self.out.ndim - 2:
             return False
         rows, columns = self.out.shape[-2:]
-        most = _GATHERED if self.transpose is None else _INTERLEAVED
+        most = _INTERLEAVED if self.transpose else _GATHERED
         return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
+
+    def _has_borders(self) -> bool:
+        """True if the only conditions on the index along the last axis are those of padding."""
+        choosing = _choosing_lanes(self.out)
+        return bool(choosing) and all(op.tag == PAD for op in choosing)
 
     def _interleave(self) -> list[te.IterVar]:
         s, out = self.s, self.out
@@ -335,17 +332,17 @@ class _OutputSchedule:
     def _tile_by_lines(self) -> list[te.IterVar] | Refused:
         if self.strided is None:
             return Refused("large inputs are contiguous along the last dimension")
-        by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
-        return or_refused(by_lines, "the caches hold the output, or its rows are whole cache lines, short, or many")
+        return tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
 
     def _vectorize_lines(self) -> list[te.IterVar]:
         axes, extent = self._axes()
-        bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and _has_borders(self.out)
-        packs = self.alone and self.strided is None and (bordered or (not self.flat and self.vectors == VECTORS))
-        packed = PackedLines.of(self.out, self.target) if packs else None
-        how = "flat" if self.flat else "by lines" if packed is None else "packed lines"
-        note("vectors", how, lanes=self.lanes, vectors=self.vectors, borders=bordered)
-        if packed is None:
+        bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and self._has_borders()
+        packs = self.alone and self.strided is None and (bordered or self.moves_data)
+        packed = PackedLines.of(self.out, self.target) if packs else Refused("elements are computed, flat or strided")
+        why = "" if packed else packed.reason
+        how = "packed lines" if packed else "flat" if self.flat else "by lines"
+        note("vectors", how, lanes=self.lanes, vectors=self.vectors, borders=bordered, not_packed=why)
+        if not packed:
             bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
             return bounded or self._vectorize(self.out, axes, extent)
         self.written, chunks, lines = packed.apply(self.s)
@@ -375,7 +372,7 @@ class _OutputSchedule:
         vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
         if self.strided is not None:
             return tile_strided(s, tensor, self.strided, vectors)
-        if isinstance(extent, int) and extent <= _MOST_UNROLLED * self.lanes and _chooses_lanes(self.out):
+        if isinstance(extent, int) and extent <= _MOST_UNROLLED * self.lanes and _choosing_lanes(self.out):
             self.unrolled = vectors
         each = elements_per_step(extent, self.lanes, self.vectors)
         if self.flat and self.is_first:

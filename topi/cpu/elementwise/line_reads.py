@@ -7,7 +7,7 @@ reads out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,14 @@ from relayc.te.ir import post_order
 from relayc.te.tir import Call, PrimExpr, Select, as_int, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, is_streamed, rows_ahead
+from relayc.topi.cpu.prefetch import (
+    LINE_BYTES,
+    elements_ahead,
+    has_line_vectors,
+    is_beyond_caches,
+    is_streamed,
+    rows_ahead,
+)
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
@@ -128,12 +135,10 @@ def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elemen
     """
     assert isinstance(out.op, te.ComputeOp)
     inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
-    whole, long_vectors = width * size % LINE_BYTES == 0, target.vector_bytes >= LINE_BYTES
+    whole, long_vectors = width * size % LINE_BYTES == 0, has_line_vectors(target)
     if not inputs or ((whole or not long_vectors) and _are_fetched(out.op, inputs, target)):
         return
-    for read in inputs:
-        lines = _lines(read.tensor, read.parts * elements)
-        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines)
+    _prefetch(s, out, loop, elements, inputs, target)
     if not whole:
         ahead = elements_ahead(size, target)
         s[out].prefetch_line(
@@ -157,26 +162,37 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
         return (read.stride - read.parts * width) * read.tensor.dtype.nbytes >= LINE_BYTES
 
     runs = [read for read in inputs if leaves_lines(read) and is_streamed(read.tensor, 1, target)]
-    for read in runs:
-        lines = _lines(read.tensor, read.parts * elements)
-        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines, to_l1=False)
+    _prefetch(s, out, loop, elements, runs, target, to_l1=False)
     return bool(runs)
 
 
 def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
     """Prefetch later inputs of non-temporal stores if 64-byte vectors are selected from, and so loaded by masks."""
     assert isinstance(out.op, te.ComputeOp)
+    if is_beyond_caches(out, target) and _reads_by_masks(out.op, target):
+        _prefetch(s, out, loop, elements, line_reads(out.op) or (), target)
+
+
+def _prefetch(
+    s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, inputs: Sequence[LineRead], target: Target,
+    *, to_l1: bool = True,
+) -> None:  # fmt: skip
+    """Prefetch what `inputs` read some kilobytes after `elements` of a row, through all parts of their rows."""
     width = constant_size(out.shape[-1:])
-    if not is_beyond_caches(out, target) or not _reads_by_masks(out.op, target):
-        return
-    for read in line_reads(out.op) or ():
+    for read in inputs:
+        size, in_order = read.tensor.dtype.nbytes, read.stride == width
+        ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
+
+        def later(*first: PrimExpr, read: LineRead = read, ahead: int = ahead) -> list[PrimExpr]:
+            return [read.place(first) + (read.parts - 1) * first[-1] + ahead]
+
         lines = _lines(read.tensor, read.parts * elements)
-        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines)
+        s[out].prefetch_line(read.tensor, loop, later, lines=lines, to_l1=to_l1)
 
 
 def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
     nodes = [e for body in _bodies(op) for e in post_order(body)]
-    return target.vector_bytes >= LINE_BYTES and any(isinstance(e, Select) for e in nodes)
+    return has_line_vectors(target) and any(isinstance(e, Select) for e in nodes)
 
 
 def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
@@ -198,10 +214,3 @@ def _bodies(op: te.ComputeOp) -> list[tuple[PrimExpr, ...]]:
 
 def _lines(tensor: te.Tensor, elements: int) -> int:
     return -(-elements * tensor.dtype.nbytes // LINE_BYTES)
-
-
-def _later(read: LineRead, width: int, target: Target) -> Callable[..., list[PrimExpr]]:
-    """Return the place of a read some kilobytes later, through all parts of its rows."""
-    size, in_order = read.tensor.dtype.nbytes, read.stride == width
-    ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
-    return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]

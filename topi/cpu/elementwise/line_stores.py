@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, is_streamed
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of
 
@@ -49,7 +49,7 @@ def vectorize_rows(
         lanes = max(vector_lanes(target), whole_lines)
         return vectorize_elements(s, out, row, extent, lanes), elements_per_step(extent, lanes)
     width = even_tile(length, line)
-    apart = has_few_fill_buffers(target) and target.vector_bytes == LINE_BYTES and out.dtype.nbytes == _MASKED_BYTES
+    apart = has_few_fill_buffers(target) and has_line_vectors(target) and out.dtype.nbytes == _MASKED_BYTES
     tile, each, column = s[out].split_lines(width, line, apart=apart)
     s[out].unroll(each)
     s[out].vectorize(column)

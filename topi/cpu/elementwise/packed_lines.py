@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import conditions
+from relayc.topi.cpu.accesses import conditions, static_shape
 from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index, unravel_index
@@ -56,29 +57,30 @@ class PackedLines:
     to_l1: bool
 
     @staticmethod
-    def of(out: te.Tensor, target: Target) -> PackedLines | None:
-        """Match an output; None if caches hold it, its rows are whole cache lines, or chunks would be too large.
+    def of(out: te.Tensor, target: Target) -> PackedLines | Refused:
+        """The chunks; refused where caches hold the output, its rows are whole cache lines, or chunks too large.
 
         Large inputs must be read in memory order.
         """
-        op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
+        op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
         assert isinstance(op, te.ComputeOp)
-        known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
-        if not known or not is_beyond_caches(out, target):
-            return None
+        if isinstance(shape, Refused):
+            return shape
+        if len(shape) < 2 or not is_beyond_caches(out, target):
+            return Refused("the caches hold the output, or it has one dimension")
         borders = list(conditions(op))
         masked = [condition for source, condition in borders if isinstance(source.body[0], Call)]
         few, line = has_few_fill_buffers(target), shape[-1] * size
-        by_masks = bool(masked) and not (few and target.vector_bytes >= LINE_BYTES)  # else stored unpacked
+        by_masks = bool(masked) and not (few and has_line_vectors(target))  # else stored unpacked
         planes = by_masks and any(op.axis[-2].var in post_order((condition,)) for condition in masked)
         found = _planes(shape, size, target) if planes else None
         found = found or _lines(line, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
         inputs = line_reads(op) if found else None
         if not found or not inputs:
-            return None
+            return Refused("rows are whole cache lines, or too short or long, or inputs not read in memory order")
         chunk, behind = found[0] * line, found[1]
         if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
-            return None
+            return Refused(f"chunks of {chunk} bytes stall a core with few line-fill buffers")
         are_separate = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
         return PackedLines(out, *found, inputs, to_l1=not are_separate)
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.arith import Analyzer
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, as_int, const
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import conditions, reads
+from relayc.topi.cpu.accesses import conditions, read_of_one, static_shape
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
 from relayc.topi.cpu.tiling import prefetches_to_l1
 from relayc.topi.groups import constant_size
@@ -65,29 +66,29 @@ class PackedRows:
     to_l1: bool
 
     @staticmethod
-    def of(out: te.Tensor, target: Target) -> PackedRows | None:
-        """Match an output larger than the LLC whose rows are rows of one input in another order; else None."""
-        op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
+    def of(out: te.Tensor, target: Target) -> PackedRows | Refused:
+        """The chunks of an output larger than the LLC whose rows are rows of one input in another order."""
+        op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
         assert isinstance(op, te.ComputeOp)
-        elements = constant_size(out.shape)
-        known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
-        if not known or not is_beyond_caches(out, target) or any(conditions(op)):
-            return None
-        large = [(t, tuple(index)) for t, index in reads(op) if 2 * constant_size(t.shape) >= elements]
-        if len(large) != 1:
-            return None
-        ((tensor, index),) = large
+        if isinstance(shape, Refused):
+            return shape
+        if len(shape) < 2 or not is_beyond_caches(out, target) or any(conditions(op)):
+            return Refused("the caches hold the output, or it has one dimension, padding or joined inputs")
+        read = read_of_one(op)
+        if not read:
+            return read
+        tensor, index = read
         distance = _distances(op, tensor, index)
         axes = _axes_of_row(distance, shape, size)
         row = math.prod(shape[len(shape) - axes :]) * size
         packed = _chunk(shape, size, target, LINE_BYTES, axes) if axes and row % LINE_BYTES else None
         chosen = packed or (_chunk(shape, size, target, 1, axes) if axes == 1 else None)
         if chosen is None:
-            return None
+            return Refused("rows are not those of the input, or L1 holds no chunk of whole cache lines of them")
         number, count = chosen
         strides = _strides(distance, number + 1)
         if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
-            return None
+            return Refused("rows are in the input's order")
         steps = [stride for n, stride in enumerate(strides) if shape[n] > 1]
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count

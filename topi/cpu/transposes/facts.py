@@ -62,6 +62,11 @@ class TransposeFacts:
         return extent_of(self._operation.axis[-1])
 
     @property
+    def is_static(self) -> bool:
+        """Whether both axes are static."""
+        return isinstance(self.rows, int) and isinstance(self.columns, int)
+
+    @property
     def static_sizes(self) -> tuple[int, int]:
         """`rows` and `columns`, of a transpose along static axes."""
         rows, columns = self.rows, self.columns
@@ -83,9 +88,8 @@ class TransposeFacts:
     @property
     def are_beyond_caches(self) -> bool:
         """Whether the larger tensor is static and exceeds the caches: otherwise they hold nearly both."""
-        known = isinstance(self.rows, int) and isinstance(self.columns, int)
         widest = max(self.tensor.dtype.nbytes, self.out.dtype.nbytes)
-        return known and constant_size(self.out.shape) * widest >= max(self.caches.l2, self.caches.l3)
+        return self.is_static and constant_size(self.out.shape) * widest >= max(self.caches.l2, self.caches.l3)
 
     @property
     def is_all_read(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from relayc import te
 from relayc.te.ir.decisions import Refused
-from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors
 from relayc.topi.cpu.transposes.facts import PAGE_BYTES, TransposeFacts
 
 __all__ = ["PackedTiles"]
@@ -149,4 +149,4 @@ def _is_stored_by_lines(facts: TransposeFacts) -> bool:
     """Whether a store is a whole cache line, so that tiles had better take more of each input row."""
     nbytes = facts.tensor.dtype.nbytes
     long = facts.row_stride * nbytes >= _LONG_LINE_BYTES
-    return facts.target.vector_bytes >= LINE_BYTES and nbytes > 1 and long and not facts.is_page_strided
+    return has_line_vectors(facts.target) and nbytes > 1 and long and not facts.is_page_strided

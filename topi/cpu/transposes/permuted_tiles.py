@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, const
-from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.accesses import read_of_one, static_shape
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size
@@ -132,27 +133,32 @@ class PermutedTiles:
     vector: int
 
     @staticmethod
-    def of(out: te.Tensor, target: Target) -> PermutedTiles | None:
-        """The pieces to use; None where caches hold the output, or the input is not permuted, or pieces are short."""
-        shape = [d for d in out.shape if isinstance(d, int)]
-        known = len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and out.op.attrs.get("strides") is None
-        found = _permutation(out) if known and "memory_strides" not in out.op.attrs else None
-        if found is None:
-            return None
+    def of(out: te.Tensor, target: Target) -> PermutedTiles | Refused:
+        """The pieces to use; refused where caches hold the output, the input is not permuted, or pieces are short."""
+        shape = static_shape(out)
+        if isinstance(shape, Refused):
+            return shape
+        found = _permutation(out) if "memory_strides" not in out.op.attrs else Refused("the output has gaps")
+        if not found:
+            return found
         tensor, order = found
         if not is_beyond_caches(out, target) and not _is_scattered(out, order, target):
-            return None
+            return Refused("the caches hold the output")
         along = next((n for n in reversed(order) if n != len(shape) - 1), -1)
         most = target.cache_bytes.l2 // _PART_OF_L2
         choices = [_pieces(out, tensor, order, along, lines, most) for lines in _LINES]
-        if target.vector_bytes >= LINE_BYTES:
+        if has_line_vectors(target):
             short = _pieces(out, tensor, order, along, _LINES_IN_ORDER, _SHORT_BYTES)
             choices = [short if short is not None and short.are_in_order else None, *choices]
         chosen = next((parts for parts in choices if parts is not None), None)
-        return None if chosen is None else PermutedTiles._of_parts(out, tensor, chosen, along, target)
+        if chosen is None:
+            return Refused("pieces of some contiguous cache lines on both sides exceed their part of L2")
+        return PermutedTiles._of_parts(out, tensor, chosen, along, target)
 
     @staticmethod
-    def _of_parts(out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target) -> PermutedTiles | None:
+    def _of_parts(
+        out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target
+    ) -> PermutedTiles | Refused:
         """Matrices of these pieces: the axis `along` which the input is contiguous is the last of rows."""
         last = max([i for i in parts.inside if parts.axes[i] == along])
         columns, most = [i for i in parts.inside if i > last], [i for i in parts.inside if i <= last]
@@ -164,7 +170,7 @@ class PermutedTiles:
         lanes = vector_lanes(target, tensor.dtype.nbytes)
         run, vector, runs = _vector(parts, [*columns, *rows], lanes)
         if runs > _MOST_RUNS or not columns:
-            return None
+            return Refused("the input is contiguous along the last dimension, or vectors are made of many runs")
         x, y = parts.size(rows), parts.size(columns)
         fitting = [n for n in transposed_vectors(target, tensor.dtype) if n <= y and block_of(n, tensor.dtype) <= x]
         transposed = fitting[0] if fitting and y >= MOST_INTERLEAVED and x * y * out.dtype.nbytes >= LINE_BYTES else 0
@@ -311,18 +317,17 @@ def _joined(parts: _Parts, axis: int, at: dict[int, Any]) -> PrimExpr:
     return ravel_index([at[i] for i in mine], [parts.sizes[i] for i in mine])
 
 
-def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | None:
+def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | Refused:
     """The one large input, and the axes of `out` that its dimensions lie along, each along another one."""
     assert isinstance(out.op, te.ComputeOp)
-    size = constant_size(out.shape)
-    large = [(t, tuple(index)) for t, index in reads(out.op) if 2 * constant_size(t.shape) >= size]
-    if len(large) != 1:
-        return None
-    ((tensor, index),) = large
+    read = read_of_one(out.op)
+    if not read:
+        return read
+    tensor, index = read
     numbers: dict[PrimExpr, int] = {axis.var: n for n, axis in enumerate(out.op.axis)}
     order = [numbers.get(e, -1) for e in index]
     in_order = list(range(len(out.shape)))
-    return (tensor, order) if order != sorted(order) == in_order else None
+    return (tensor, order) if order != sorted(order) == in_order else Refused("the input is in order, or sliced")
 
 
 def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:

@@ -105,9 +105,9 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts, at_once: int) -> list
     ones. `at_once` is the number of output elements that are best computed together. Returns the loops outside of a
     tile, outermost first.
     """
-    held = None if facts.are_beyond_caches else Refused("sizes are dynamic, or the caches hold one of the tensors")
+    held, beyond_caches = Refused("sizes are dynamic, or the caches hold one of the tensors"), facts.are_beyond_caches
     candidates: list[tuple[str, Callable[[], Plan | Refused]]] = [
-        *[(name, partial(kind.of, facts) if held is None else lambda: held) for name, kind in _BEYOND_CACHES],
+        *[(name, partial(kind.of, facts) if beyond_caches else lambda: held) for name, kind in _BEYOND_CACHES],
         *[(name, partial(kind.of, facts)) for name, kind in _OTHERS],
     ]
     plan = first_of("transpose", candidates)
@@ -135,19 +135,18 @@ def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVa
 
 def tile_by_lines(
     s: te.Schedule, out: te.Tensor, number: int, at_once: int, target: Target
-) -> list[IterVar] | None:
+) -> list[IterVar] | Refused:
     """Split a few unaligned rows of `out` along axis `number`, such as an image's planes, at cache-line boundaries.
 
-    So they are written with non-temporal stores. Returns the loops outside of a tile, outermost first; None where the
-    caches hold the output, or its rows are whole cache lines, or short, or too many, or a cache line is more than
-    `at_once` elements, which are best computed together.
+    So they are written with non-temporal stores. Returns the loops outside of a tile, outermost first; refused where a
+    cache line is more than `at_once` elements, which are best computed together.
     """
     line, known = LINE_BYTES // out.dtype.nbytes, all(isinstance(d, int) for d in out.shape)
     columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
     if not known or not is_beyond_caches(out, target) or "memory_strides" in out.op.attrs:
-        return None
+        return Refused("sizes are dynamic, or the caches hold the output, or it has gaps")
     if columns % line == 0 or columns < 2 * _LINES * line or rows > _TILE or line > at_once:
-        return None
+        return Refused(f"rows of {columns} elements are whole cache lines, or short, or {rows} of them many")
     axes = list(s[out].op.axis)
     tile, each, column = s[out].split_lines(_LINES * line, line)
     outside = [*axes[:number], *axes[number + 1 : -1], tile]
