@@ -14,6 +14,7 @@ from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.te.dtype import dtype
 from relayc.te.ir import collect
+from relayc.te.ir.decisions import recording
 from relayc.te.tir import Buffer, BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
 from relayc.te.tir.interpreter import Interpreter
 from relayc.te.tir.stmt import ForKind
@@ -592,3 +593,27 @@ def test_unaligned_image_planes_are_stored_by_whole_cache_lines(kind, processor)
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=Target(f"llvm {cpu}"))(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), (a.swapaxes(1, 2) * np.float32(0.5)).astype(kind))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "choice", "refusals"),
+    [
+        ((4096, 4096), (1, 0), "ordered tiles", {"packed blocks": "L2 doesn't hold blocks of 16 rows of 4096"}),
+        (
+            (2000, 48, 48), (0, 2, 1), "packed matrices",
+            {"packed blocks": "matrices of 48 x 48 have few blocks", "ordered tiles": "48 columns are few"},
+        ),
+        (
+            (128, 128), (1, 0), "tiles along the input",
+            {"packed tiles": "the caches hold one", "tiles along the output": "hold both tensors, of 131072 bytes"},
+        ),
+    ],
+)  # fmt: skip
+def test_plans_that_do_not_serve_say_why(shape, axes, choice, refusals) -> None:
+    """Each is refused for a reason of its own, before the one that is chosen."""
+    target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=1")
+    with recording() as decisions:
+        schedule_for([topi.transpose(te.placeholder(shape, "float32", "x"), axes)], target)
+    decision = next(d for d in decisions if d.subject == "transpose")
+    reasons = dict(decision.refused)
+    assert decision.choice == choice and all(text in reasons[name] for name, text in refusals.items())

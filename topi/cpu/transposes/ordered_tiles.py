@@ -92,7 +92,7 @@ class OrderedTiles:
             many = constant_size(facts.out.shape) >= SHARES * cores * width * _PIECE_BYTES
         piece = _piece(facts, width, l2)
         if not many or piece is None:
-            return Refused(f"blocks of {width} columns are few, or L2 doesn't hold pieces of {width} input rows")
+            return Refused(f"{columns} columns are few, or L2 doesn't hold pieces of {width} input rows")
         return OrderedTiles(facts, width, (), piece)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
