@@ -9,10 +9,11 @@ in a process of its own (`benchmarks.llm_engines`), measure in turns, on one thr
 median of the rounds counts. onnxruntime and onnxruntime-genai append to caches in place (GroupQueryAttention with
 shared buffers), relayc to its own, OpenVINO keeps them as state. Those that aren't installed are left out.
 
-The roofs are measured beside them: a sum over 128 MiB, and chains of FMA, vdpbf16ps or vpdpbusd from registers. The
-share of a decode step is that of the bandwidth, counting weights and caches; of prefill that of the operations,
-counting products, and attention to the keys that a query may see. Tokens: how many of 64 greedy ones behind 32 agree
-with onnxruntime's, and the largest difference of logits relative to the largest. FOLDER keeps the models (3 GB).
+The roofs are measured beside them: a sum over 128 MiB, and chains of FMA, of dot products or, with AMX, of products of
+tiles from registers. The share of a decode step is that of the bandwidth, counting weights and caches; of prefill that
+of the operations, counting products, and attention to the keys that a query may see. Tokens: how many of 64 greedy ones
+behind 32 agree with onnxruntime's, and the largest difference of logits relative to the largest. FOLDER keeps the
+models (3 GB).
 """
 
 from __future__ import annotations
