@@ -13,8 +13,8 @@ a single result, so nothing is computed twice and nothing inside is needed outsi
 - Concatenations (`joins_inputs`) read their inputs and do not compute them in each branch; nor is work repeated inside
   an operator that broadcasts its input.
 - With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
-- Conversions of int8 and uint8 to floats become part of a depthwise or Winograd convolution that reads them, and of the
-  epilogue of a heavy operator, so that memory between kernels holds 8-bit integers.
+- Conversions of int8 and uint8 to floats become part of a depthwise or Winograd convolution that reads them, and like
+  those of 16-bit floats of the epilogue of a heavy operator, so that memory between kernels holds the smaller type.
 - Data movement and elementwise operators become part of the operator that copies its input anyway
   (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
@@ -44,7 +44,7 @@ _MOST_REPETITION = 4
 """Maximum number of times that an elementwise operator may be recomputed to save writing its result."""
 
 _CHEAP = 4
-"""Maximum number of operators of a conversion from int8 or uint8 to floats that is fused, so that 8-bit data is
+"""Maximum number of operators of a conversion from a smaller type to float32 that is fused, so that the smaller data is
 read."""
 
 Admits = Callable[[OpPattern, "_Group", bool], bool]
@@ -61,7 +61,7 @@ class _Group:
         self.parent: _Group | None = None
         self.pattern = pattern
         self.anchor = node  # the position of a node of that pattern
-        self.widens = _widens_bytes(expr)  # does a node convert bytes to floats?
+        self.widens = _widens(expr)  # does a node convert bytes, or 16-bit floats, to floats?
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
         self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
@@ -257,8 +257,9 @@ class _Partition:
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
 
     def _is_widened_elsewhere(self, node: int) -> bool:
-        """Are bytes converted to floats there that reach, few steps on, the epilogue of another heavy operator?"""
-        if not _widens_bytes(self.flow.nodes[node]):
+        """Is a smaller type converted to floats there that reach, few steps on, the epilogue of another heavy
+        operator?"""
+        if not _widens(self.flow.nodes[node]):
             return False
         read = node
         for _ in range(_CHEAP):
@@ -360,6 +361,13 @@ def _widens_bytes(e: Expr) -> bool:
         return False
     source = e.args[0].dtype
     return source.is_integral and source.bits == 8 and e.dtype.bits == 32
+
+
+def _widens(e: Expr) -> bool:
+    """Does it convert bytes, or 16-bit floats, to float32?"""
+    if not isinstance(e, Call) or not isinstance(e.op, Cast):
+        return False
+    return _widens_bytes(e) or (e.args[0].dtype in ("float16", "bfloat16") and e.dtype == "float32")
 
 
 def _reads_bytes(e: Expr) -> TypeGuard[Call]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from relayc.backend.target import Target
@@ -67,7 +68,10 @@ def default_pipeline(
     cpu = "cpu" in target.keys
     gpu = "gpu" in target.keys and not cpu
     of_weights = mixed_precision == "bfloat16" and cpu
-    in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision, of_weights=of_weights),) if mixed_precision else ()
+    in_half: tuple[Pass, ...] = ()
+    if mixed_precision:
+        large = target.cache_bytes.l2 if cpu else math.inf
+        in_half = (ToMixedPrecision(mixed_precision, of_weights=of_weights, round_images_above=large),)
 
     def only(where: bool, *passes: Pass) -> tuple[Pass, ...]:
         return passes if where else ()

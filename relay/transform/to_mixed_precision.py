@@ -6,7 +6,8 @@ each value and type; a value keeps the type it was computed in, so two casts nev
 rounded here, once.
 
 With `of_weights` only products with constant weights take the low-precision type, and give float32, as do all other
-operators: for processors whose gain is in the products (vdpbf16ps), and whose caches hold what is between them.
+operators: for processors whose gain is in the products (vdpbf16ps), and whose caches hold what is between them. Images
+of more bytes than `round_images_above` that convolutions read rounded are stored rounded, for residual connections too.
 
 Sums stay in float32: contractions, reductions and normalisations accumulate in float32 and round their results. The
 pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored value and weight. TVM:
@@ -15,6 +16,7 @@ pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -58,6 +60,7 @@ class ToMixedPrecision(FunctionPass):
     never: tuple[str, ...] = ()
     keep_orig_output_dtype: bool = True
     of_weights: bool = False
+    round_images_above: float = math.inf
 
     opt_level: ClassVar[int] = 0
 
@@ -88,13 +91,32 @@ class _Converter:
         self.casts: dict[tuple[int, DType], Expr] = {}
 
     def convert(self, function: Function) -> Function:
-        for e in cast("list[Expr]", list(post_order(function))):
+        order = cast("list[Expr]", list(post_order(function)))
+        stored_narrow = self.large_images(order) if self.settings.of_weights else set[int]()
+        for e in order:
             if e is not function:
-                self.done[id(e)] = self.visit(e)
+                made = self.visit(e)
+                self.done[id(e)] = self.as_stored_narrow(made) if id(e) in stored_narrow else made
         body = self.done[id(function.body)]
         if self.settings.keep_orig_output_dtype:
             body = self.restored(function.body)
         return function if body is function.body else function.with_body(body)
+
+    def large_images(self, order: Iterable[Expr]) -> set[int]:
+        """The ids of large float32 results that both low-precision convolutions and other operators read."""
+        convolved, others, limit = set[int](), set[int](), self.settings.round_images_above
+        for call in [e for e in order if isinstance(e, Call)]:
+            narrow = isinstance(call.op, Conv1D | Conv2D | Conv3D) and self.takes_narrow(call, call.op)
+            read = {id(a) for a in call.args if isinstance(a, Call) and _float32_bytes(a.ty) > limit}
+            (convolved if narrow else others).update(read)
+        return convolved & others
+
+    def as_stored_narrow(self, e: Expr) -> Expr:
+        """`e` rounded, in float32: low-precision readers take the rounded value itself."""
+        narrow = self.as_narrow(e)
+        wide = self.cast_to(narrow, _WIDE)
+        self.casts[id(wide), self.narrow] = narrow
+        return wide
 
     def visit(self, e: Expr) -> Expr:
         if isinstance(e, Tuple | TupleGetItem):
@@ -160,6 +182,11 @@ def _multiplies_weights(call: Call, op: OpDef) -> bool:
             return len(weight.shape) == 2 and not op.transpose_a
         case _:
             return isinstance(op, Dense)
+
+
+def _float32_bytes(ty: Type) -> int:
+    """Bytes of a tensor of float32 and of known size; 0 for others."""
+    return ty.size * _WIDE.nbytes if isinstance(ty, TensorType) and ty.dtype == _WIDE and ty.size is not None else 0
 
 
 def _holds(ty: Type, element: DType) -> bool:

@@ -150,6 +150,8 @@ def test_products(rows: int, steps: int, units: int, target: str, operator: str)
     ((2, 5, 14), 8, 72, {"kernel_size": (3, 3), "padding": (1, 1, 1, 1), "border": 3}),
     ((2, 2, 18), 8, 20, {"kernel_size": (3, 3), "dilation": (1, 2), "padding": (1, 0, 1, 0)}),
     ((2, 9, 30), 4, 17, {"kernel_size": (2, 3), "strides": (2, 2), "padding": (0, 0, 0, 2)}),
+    ((3, 4, 10), 8, 40, {"kernel_size": (3, 3), "padding": (1, 1, 1, 1), "border": 9}),
+    ((2, 9, 25), 6, 16, {"kernel_size": (3, 2), "strides": (2, 2), "padding": (0, 1, 0, 1)}),
     ((1, 4, 56), 6, 33, {"kernel_size": (1, 1), "strides": (1, 2)}),
 ])  # fmt: skip
 def test_convolutions(

@@ -147,7 +147,7 @@ def _product_of_windows(
         *tap, channel = unravel_index(k, (*kernel, padded.shape[-1]))
         return padded(b, *taps_at(position, tap, strides, dilation), channel)
 
-    attrs = {"run": run, "line": grid[-1], "kernel": kernel, "strides": strides, "dilation": dilation}
+    attrs = {"run": run, "grid": grid, "kernel": kernel, "strides": strides, "dilation": dilation}
     windows = te.compute((num_elements(grid), steps), window, name="windows", tag="windows", attrs=attrs)
     k = te.reduce_axis((0, steps), name="k")
 

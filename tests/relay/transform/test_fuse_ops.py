@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from relayc.relay import op
 from relayc.relay.analysis import evaluation_order
@@ -143,6 +144,18 @@ def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
     first, second = groups(fused)
     assert first == ["nn.dense", "multiply", "round", "clip", "cast"]
     assert second[0] == "nn.dense" and second.count("cast") == 3 and second[-2:] == ["add", "nn.relu"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_half_precision_lies_between_two_heavy_operators_whose_results_are_added(dtype: str):
+    """As bytes do; a type that is not smaller is converted by a kernel of its own."""
+    x = var("x", (8, 16))
+    weights = [const(np.full((16, 16), value, np.float32)) for value in (1.0, 2.0)]
+    stored = op.cast(nn.dense(x, weights[0]), dtype)
+    other = op.cast(op.negative(stored), "float32")
+    fused = fuse(relu(add(nn.dense(other, weights[1]), op.cast(stored, "float32"))), params=[x])
+    merged = ["nn.dense", "cast", "add", "nn.relu"] in groups(fused)
+    assert merged == (dtype != "float64")
 
 
 def test_a_formula_stays_shallow():

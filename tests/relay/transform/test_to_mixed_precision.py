@@ -206,3 +206,17 @@ def test_accuracy_of_compiled_models(model, dtype, tolerance):
     executor.run(x=x)
     error = np.abs(executor.get_output(0).numpy() - expected).max() / np.abs(expected).max()
     assert error < tolerance
+
+
+@pytest.mark.parametrize(("limit", "rounded"), [(4 * 6 * 6 * 8 - 1, True), (4 * 6 * 6 * 8, False)])
+def test_large_images_of_residual_connections_are_stored_rounded(limit: int, rounded: bool):
+    """Those that a convolution reads rounded in any case; the sum is of float32."""
+    x, w, v = relay.var("x", (1, 8, 6, 6)), weights(8, 8, 1, 1), weights(8, 8, 1, 1)
+    image = relay.nn.relu(relay.nn.conv2d(x, w))
+    before = relay.Function((x,), relay.add(relay.nn.conv2d(image, v), image))
+    to = {"out_dtype": "float32"}
+    image = relay.nn.relu(relay.nn.conv2d(cast(x, "bfloat16"), half(w, "bfloat16"), **to))
+    narrow = cast(image, "bfloat16")
+    residual = cast(narrow, "float32") if rounded else image
+    after = relay.add(relay.nn.conv2d(narrow, half(v, "bfloat16"), **to), residual)
+    assert_becomes(before, relay.Function((x,), after), "bfloat16", of_weights=True, round_images_above=limit)

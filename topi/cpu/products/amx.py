@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 __all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
 
 _ROWS, _LANES, _WORD_BYTES = 16, 16, 4
-_FEWEST_IN_PLACE = 13
-"""Fewest pixels of a line that a pair of tiles may have, so that reading windows in place costs less than copies."""
+_FEWEST_IN_PLACE, _SHORTEST_LINE = 13, 10
+"""Fewest pixels of a line that a pair of tiles may have, so that reading windows in place costs less than copies, or
+that each of two tiles may."""
 _INSTRUCTIONS = {"dot4": "amx_dot_bytes", "dot2_bfloat16": "amx_dot_bfloat16"}
 """Products of tiles, by the form of a product."""
 _TILE_ROWS = 8
@@ -88,12 +89,13 @@ class TilePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Windows of `kernel` pixels of `channels` words, `stride` pixels apart on a line."""
+    """Windows of `kernel` pixels of `channels` words, `strides` pixels apart, on lines of `line` results."""
 
     kernel: tuple[int, int]
     channels: int
-    stride: int
+    strides: tuple[int, int]
     dilation: tuple[int, int]
+    line: int
 
     @property
     def run(self) -> int:
@@ -106,31 +108,41 @@ class _Window:
         return math.prod(self.kernel) * self.channels
 
     def image(self, rows: int) -> tuple[int, int, int]:
-        """Lines, pixels and channels that the windows of `rows` neighbouring pixels cover."""
-        lines, pixels = [(n - 1) * d + 1 for n, d in zip(self.kernel, self.dilation, strict=True)]
-        return lines, pixels + (rows - 1) * self.stride, self.channels
+        """Lines, pixels and channels that the windows of `rows` neighbouring results cover."""
+        reach = [(n - 1) * d + 1 for n, d in zip(self.kernel, self.dilation, strict=True)]
+        results = max(rows // self.line, 1), min(rows, self.line)
+        lines, pixels = [r + (n - 1) * s for r, n, s in zip(reach, results, self.strides, strict=True)]
+        return lines, pixels, self.channels
 
-    def place(self, row: Any, k: Any) -> tuple[Any, Any, Any]:
-        """Where in the image word `k` of the window of `row` is."""
+    def place(self, row: Any, k: Any, rows: int) -> tuple[Any, Any, Any]:
+        """Where in the image of `rows` results word `k` of the window of `row` is."""
         (_, taps), (down, across) = self.kernel, self.dilation
         tap = floordiv(k, self.channels)
-        line, pixel = floordiv(tap, taps) * down, floormod(tap, taps) * across
-        return line, row * self.stride + pixel, floormod(k, self.channels)
+        on_lines = rows > self.line
+        line, pixel = (floordiv(row, self.line), floormod(row, self.line)) if on_lines else (0, row)
+        line = line * self.strides[0] + floordiv(tap, taps) * down
+        return line, pixel * self.strides[1] + floormod(tap, taps) * across, floormod(k, self.channels)
 
 
 def _window_in_place(anchor: te.Operation) -> tuple[_Window, int] | None:
-    """The windows that tiles can read in place, and the pixels of a pair of tiles; None if there are none."""
+    """The windows that tiles can read in place, and the results of a pair of tiles; None if there are none.
+
+    They are on one line, or each tile has a short line.
+    """
     windows = feeding_windows(anchor)
     if not windows:
         return None
     attrs, image = windows[0].attrs, windows[0].input_tensors[0]
-    if not isinstance(attrs["line"], int):
+    channels, (*_, lines, line) = image.shape[-1], attrs["grid"]
+    if not (isinstance(lines, int) and isinstance(line, int) and isinstance(channels, int)):
         return None
-    height = max(n for n in range(1, 2 * _ROWS + 1) if attrs["line"] % n == 0)
-    channels, across = image.shape[-1], attrs["strides"][-1]
-    if height < _FEWEST_IN_PLACE or not isinstance(channels, int):
+    height = max(n for n in range(1, 2 * _ROWS + 1) if line % n == 0)
+    if _SHORTEST_LINE <= height == line <= _ROWS and lines % 2 == 0:
+        height *= 2
+    if height < _FEWEST_IN_PLACE:
         return None
-    return _Window(tuple(attrs["kernel"]), channels, across, tuple(attrs["dilation"])), height
+    kernel, strides, dilation = [(attrs[name][0], attrs[name][1]) for name in ("kernel", "strides", "dilation")]
+    return _Window(kernel, channels, strides, dilation, line), height
 
 
 def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan | Refused:
@@ -164,7 +176,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
     found = _window_in_place(anchor)
     if found is not None and amx_panel(target, rows, columns, found[0].run, form)[0]:
         window, pixels = found
-        most = tiles_of_a_block(pixels, rows * window.channels * window.stride**2, _BLOCK_SHARE)
+        most = tiles_of_a_block(pixels, rows * window.channels * math.prod(window.strides), _BLOCK_SHARE)
         tiles = max(n for n in range(1, most + 1) if rows // pixels % n == 0)
         if 2 * tiles >= most:
             depth = amx_panel(target, rows, columns, window.run, form)[1]
@@ -239,7 +251,7 @@ def _multiply(
     k = te.reduce_axis((0, steps), name="k")
 
     def element(m: Any, n: Any) -> PrimExpr:
-        x = left(m, k) if window is None else left(*window.place(m, k))
+        x = left(m, k) if window is None else left(*window.place(m, k, rows))
         return te.sum(DOTS[form](x, right(n // width, k, n % width)), axis=k)
 
     result = te.compute((rows, width), element, name="product")
@@ -273,7 +285,7 @@ class _Product:
     window: _Window | None
 
     def stmt(self) -> Stmt:
-        upper = self.rows if self.rows <= _ROWS else -(-self.rows // 2)
+        upper = self.rows if self.rows <= _ROWS else -(-self.rows // 2)  # a whole line where there are two
         heights = {0: upper, upper: self.rows - upper} if upper < self.rows else {0: self.rows}
         steps, width = [constant_size([d]) for d in self.right.shape[1:]]
         run = steps if self.window is None else self.window.run
@@ -308,11 +320,11 @@ class _Product:
         """The address of word `k` of a contiguous part of a row."""
         if self.window is None:
             return _address(self.left, row, k)
-        line, pixel, _ = self.window.place(row, part * self.window.run)
+        line, pixel, _ = self.window.place(row, part * self.window.run, self.rows)
         return _address(self.left, line, pixel, k)
 
     def _row_stride(self) -> PrimExpr:
-        return _row_stride(self.left) * (1 if self.window is None else self.window.stride)
+        return _row_stride(self.left) * (1 if self.window is None else self.window.strides[1])
 
     def _tile(self) -> PrimExpr:
         """The number of the pair of tiles in its block, at least of the first image."""
@@ -320,7 +332,12 @@ class _Product:
         if self.window is None:
             return floormod(floordiv(place, constant_size(self.left.shape)), self.tiles)
         assert self.left.strides is not None
-        return floormod(floordiv(place, self.rows * self.window.stride * convert(self.left.strides[-2])), self.tiles)
+        line, pixel, _ = self.left.strides
+        lines, pixels = max(self.rows // self.window.line, 1), min(self.rows, self.window.line)
+        down, across = self.window.strides
+        of_line = floordiv(floormod(place, convert(line)), pixels * across * convert(pixel))
+        before = floordiv(place, lines * down * convert(line)) * (self.window.line // pixels)
+        return floormod(before + of_line, self.tiles)
 
 
 def _serial(variable: Var, extent: int, body: Stmt) -> Stmt:
