@@ -102,11 +102,12 @@ class OpDef(Abstract):
     Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the input's
     bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a few times
     only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect` (random numbers,
-    printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs that a change of
-    layout applies to, the others being weights and the like; None: all); `joins_inputs` (each element of the result
-    comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is one of the
-    input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one of the
-    first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that loads its inputs into
+    printing: calls are neither merged, folded nor dropped); `can_fail` (a run may refuse the inputs with an error: what
+    depends on a call is not known before, even if it has no elements); `num_data_inputs` (the leading inputs that a
+    change of layout applies to, the others being weights and the like; None: all); `joins_inputs` (each element of the
+    result comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is one of
+    the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one of
+    the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that loads its inputs into
     shared memory itself, so that permuting their elements costs nothing: matrix products on GPUs); `num_copied_inputs`
     (the number of leading inputs that are packed before use, each element once, so that producers may be fused into the
     copy); `tiles_pixels` (a convolution whose register tiles on CPUs cover all pixels of an image as one dimension,
@@ -122,6 +123,7 @@ class OpDef(Abstract):
     is_view: ClassVar[bool] = False
     reads_inputs_once: ClassVar[bool] = False
     has_side_effect: ClassVar[bool] = False
+    can_fail: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
     permutes_elements: ClassVar[bool] = False

@@ -40,6 +40,7 @@ class IndexCheck(OpDef):
 
     mixed_precision = MixedPrecision.NEVER
     num_inputs = (2, 2)
+    can_fail = True
 
     axes: tuple[str, ...]
     source: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -37,7 +38,8 @@ class FoldConstant(FunctionPass):
 
     A call is folded if its result is small, at most twice as large as its inputs, or has no more elements than they
     have: a broadcast of a scalar stays a broadcast, while quantised weights become floats. A result without elements is
-    a constant for any operands. Fields of known tuples and branches of constant conditions are selected.
+    a constant for any operands, unless a run may refuse to compute them. Fields of known tuples and branches of
+    constant conditions are selected.
 
     The cost of folding is bounded by the memory of the constants: a result over 64 MiB is at most four times as large
     as what its inputs store (int32 of int8; a broadcast scalar stores one element), and all large results together take
@@ -52,12 +54,15 @@ class FoldConstant(FunctionPass):
 
         constants = [c for c in post_order(function) if isinstance(c, Constant)]
         left = max(_LEAST_TOTAL, _MOST_GROWTH * sum(map(_stored_bytes, constants)))
+        failing = set[Expr]()
 
         def fold(e: Expr) -> Expr:
             nonlocal left
+            if _can_fail(e, failing):
+                failing.add(e)
             if isinstance(e, Call):
                 large = _nbytes(e.ty) if _nbytes(e.ty) > max_bytes else 0
-                folded = _fold_call(e, max_bytes, max_macs) if large <= left else e
+                folded = _fold_call(e, e in failing, max_bytes, max_macs) if large <= left else e
                 left -= large if folded is not e else 0
                 return folded
             if isinstance(e, TupleGetItem) and isinstance(e.tuple_value, Tuple):
@@ -69,11 +74,24 @@ class FoldConstant(FunctionPass):
         return cast(Function, rewrite_dag(function, fold))
 
 
-def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
+def _can_fail(e: Expr, failing: Collection[Expr]) -> bool:
+    """May a run refuse to compute the value, given those of its operands that it may refuse?"""
+    match e:
+        case Call(op=OpDef() as op):
+            return op.can_fail or any(a in failing for a in e.args)
+        case Tuple():
+            return any(a in failing for a in e.fields)
+        case TupleGetItem():
+            return e.tuple_value in failing
+        case _:
+            return False
+
+
+def _fold_call(call: Call, can_fail: bool, max_bytes: int, max_macs: int) -> Expr:
     op, args = call.op, call.args
     if not isinstance(op, OpDef) or op.has_side_effect or not _is_of_tensors(call.ty):
         return call
-    if isinstance(call.ty, TensorType) and call.ty.is_static and call.ty.size == 0:
+    if isinstance(call.ty, TensorType) and call.ty.is_static and call.ty.size == 0 and not can_fail:
         return Constant(np.zeros(call.ty.static_shape, numpy_dtype(str(call.ty.dtype))), span=call.span)
     if not all(isinstance(a, Constant) for a in args):
         return call

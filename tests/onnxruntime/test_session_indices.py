@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 import relayc.onnxruntime as onnxruntime
 
 
-def model(op: str, rows: int | str) -> bytes:
-    shapes = {"x": [rows, 3], "i": ["k", "m"], "u": ["k", "m"]}
+def model(op: str, rows: int | str, columns: int = 3) -> bytes:
+    shapes = {"x": [rows, columns], "i": ["k", "m"], "u": ["k", "m"]}
     types = {"x": TensorProto.FLOAT, "i": TensorProto.INT64, "u": TensorProto.FLOAT}
     inputs = list(shapes)[: 3 if op == "ScatterElements" else 2]
     node = helper.make_node(op, inputs, ["y"], name="pick", axis=0)
@@ -35,3 +35,25 @@ def test_indices_out_of_range_name_node_value_and_range(op: str, rows: int | str
         text = str(raised.value)
         assert f"{op} 'pick': index {wrong}, at position (1, 0)" in text and "expected -6 to 5" in text, text
     np.testing.assert_array_equal(session.run(None, {**feed, "i": inside})[0], before)
+
+
+@pytest.mark.parametrize("op", ["Gather", "GatherElements", "ScatterElements"])
+@pytest.mark.parametrize("rows", [0, "n"])
+def test_tensors_without_elements_have_no_indices(op: str, rows: int | str) -> None:
+    session = onnxruntime.InferenceSession(model(op, rows))
+    for count in (0, 1):
+        feed = {"x": np.zeros((0, 3), np.float32), "i": np.zeros((count, 3), np.int64)}
+        feed |= {"u": np.zeros((count, 3), np.float32)} if op == "ScatterElements" else {}
+        if count:
+            with pytest.raises(onnxruntime.InvalidArgument, match=f"{op} 'pick': index 0, at .*, of size 0"):
+                session.run(None, feed)
+        else:
+            assert session.run(None, feed)[0].size == 0
+
+
+def test_indices_into_rows_without_elements_are_checked() -> None:
+    session = onnxruntime.InferenceSession(model("Gather", 6, 0))
+    feed = {"x": np.zeros((6, 0), np.float32)}
+    assert session.run(None, {**feed, "i": np.full((1, 2), 5)})[0].shape == (1, 2, 0)
+    with pytest.raises(onnxruntime.InvalidArgument, match="index 6"):
+        session.run(None, {**feed, "i": np.full((1, 2), 6)})
