@@ -110,7 +110,9 @@ class InferenceSession:
         inputs = executor.get_input_info()
         shapes = _declared_shapes(model.metadata, [name for name in inputs[0] if name not in sequences])
         self._inputs = _described(inputs, shapes, sequences, fixed)
+        self._last: tuple[dict[str, tuple[np.dtype[Any], tuple[int, ...]]], ExecutorPool] | None = None
         self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed)
+        self._output_names = list(self._outputs)
         overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
         info = {name: shapes.get(name, ()) for name in overridable}, overridable
         self._overridable = _described(info, shapes, frozenset(), fixed)
@@ -207,10 +209,28 @@ class InferenceSession:
         `timeout` is in seconds. Raises ValueError for missing inputs, InvalidArgument for wrong ones, and Fail for a
         run that `cancel`, `run_options.terminate` or the timeout ended.
         """
-        names = list(self._outputs) if not output_names else [self.output(name).name for name in output_names]
-        feed = self._checked(input_feed)
-        with self._pool(feed).borrowed() as executor:
+        names = self._output_names if not output_names else [self.output(name).name for name in output_names]
+        feed, pool = self._accepted(input_feed)
+        with pool.borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
+
+    def _accepted(self, feed: Mapping[str, Any]) -> tuple[Mapping[str, Any], ExecutorPool]:
+        """The inputs as the executors take them, and the executors for them.
+
+        Arrays of the types and shapes of those accepted last are accepted as they are.
+        """
+        if self._last is not None and type(feed) is dict and len(feed) == len(self._last[0]):
+            known, pool = self._last
+            for name, value in feed.items():
+                if type(value) is not np.ndarray or known.get(name) != (value.dtype, value.shape):
+                    break
+            else:
+                return feed, pool
+        checked = self._checked(feed)
+        pool = self._pool(checked)
+        if all(type(value) is np.ndarray and value is checked[name] for name, value in feed.items()):
+            self._last = {name: (value.dtype, value.shape) for name, value in feed.items()}, pool
+        return checked, pool
 
     def _pool(self, feed: Mapping[str, Any]) -> ExecutorPool:
         """The executors for these inputs."""
@@ -288,8 +308,8 @@ class InferenceSession:
         """Run on bound inputs, and write the outputs where they are bound; on a GPU, complete when it returns."""
         targets = iobinding.targets or dict.fromkeys(self._outputs)
         on_host = [name for name, target in targets.items() if not is_on_device(target)]
-        feed = self._checked(iobinding.inputs)
-        with self._pool(feed).borrowed() as executor:
+        feed, pool = self._accepted(iobinding.inputs)
+        with pool.borrowed() as executor:
             arrays = dict(zip(on_host, self._run(executor, on_host, feed, run_options, None), strict=True))
             with _reported(self._model_path):
                 iobinding.results = [

@@ -145,6 +145,19 @@ def test_wrong_inputs_raise_what_onnxruntime_raises(
     assert str(mine.value).startswith(first[:60])
 
 
+def test_inputs_are_checked_where_others_were_accepted_before(dense: bytes) -> None:
+    session = ours.InferenceSession(dense)
+    (first, _), (again, _) = [session.run(None, {"x": X}) for _ in range(2)]
+    np.testing.assert_array_equal(first, again)
+    for wrong in ({"y": X}, {"x": X, "y": X}, {"x": X.astype(np.float64)}, {"x": X[:, :3]}, {"x": X[0]}, {}):
+        with pytest.raises((ours.InvalidArgument, ValueError)):
+            session.run(None, wrong)
+    for batch in (X[:2], X[:3].tolist(), ours.OrtValue(X[1:])):
+        values = np.asarray(batch.numpy() if isinstance(batch, ours.OrtValue) else batch, np.float32)
+        np.testing.assert_allclose(session.run(["y"], {"x": batch})[0], np.maximum(values @ WEIGHT, 0), rtol=1e-5)
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], first)
+
+
 def test_wrong_models_raise_what_onnxruntime_raises(tmp_path: Path) -> None:
     unknown = _model([helper.make_node("Unheard", ["x"], ["y"])], [_value("x", FLOAT, [1])], [_value("y", FLOAT, [1])])
     with pytest.raises(ours.NoSuchFile, match="NO_SUCHFILE") as missing:
