@@ -22,11 +22,15 @@ from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.relay.expr import Tuple
 
 INT64 = TensorProto.INT64
-REJECTED_IN, BUILT_IN = 20, 60  # seconds; most take one, on a machine without other load
+REJECTED_IN, BUILT_IN = 20, 60
+"""Seconds of CPU time; most take one."""
+_STUCK = 600
+"""Seconds after which a process that does not compute counts as stuck, on a busy machine."""
 
 _CHILD = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]),) * 2)
 from relayc import relay
 from relayc.te.errors import CompileError
 from relayc.frontends.onnx import from_onnx
@@ -122,8 +126,8 @@ BUILT = {
 def outcome(path: Path, seconds: int = REJECTED_IN) -> str:
     """What a process prints that imports and builds the model."""
     environment = {**os.environ, "RELAYC_CACHE_DIR": "off"}
-    command = [sys.executable, "-c", _CHILD, str(path)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+    command = [sys.executable, "-c", _CHILD, str(path), str(seconds)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_STUCK, check=False)
     return ran.stdout + ran.stderr
 
 
