@@ -17,6 +17,7 @@ import numpy as np
 import relayc
 from relayc.backend.runtime.container import is_container
 from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.log import warn_once
 from relayc.onnxruntime.binding import IOBinding, device_output, host_output, is_on_device
 from relayc.onnxruntime.errors import (
     Fail,
@@ -118,6 +119,7 @@ class InferenceSession:
         self._overridable = _described(info, shapes, frozenset(), fixed)
         self._dtypes = {**overridable, **inputs[1]}
         described = {**self._inputs, **self._overridable}
+        self._scalars = frozenset(name for name, shape in inputs[0].items() if shape == () and name not in sequences)
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
         remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
         self._executors = Executors(executor, self._version, remade, self._overridable)
@@ -291,6 +293,9 @@ class InferenceSession:
                 raise InvalidArgument(f"input {declared.name!r}: {error}; expected {declared.type}") from error
         elif isinstance(value, np.generic):
             value = np.asarray(value)
+        if declared.name in self._scalars and isinstance(value, np.ndarray) and value.ndim and value.size == 1:
+            warn_once(f"input {declared.name!r} is a scalar: an array of one element is taken for one", "onnxruntime")
+            value = value.reshape(())
         if isinstance(value, np.ndarray | NDArray):
             _check_array(declared, value)
         return value

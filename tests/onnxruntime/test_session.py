@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import relayc
 import relayc.onnxruntime as ours
 from relayc import compile_onnx
+from relayc.backend.runtime.log import warn_once
 from relayc.runtime import ArgumentError, RelaycError, set_random_seed
 
 theirs = pytest.importorskip("onnxruntime")
@@ -197,6 +198,25 @@ def test_lists_scalars_and_strings_as_inputs() -> None:
     text = np.array(["ä", "b"], object)
     found = ours.InferenceSession(_identity(STRING)).run(None, {"x": text})[0]
     assert found.dtype == object and found.tolist() == ["ä", "b"]
+
+
+def test_a_scalar_may_be_an_array_of_one_element(caplog: pytest.LogCaptureFixture) -> None:
+    """As in onnxruntime, which checks no ranks of scalars; said once."""
+    nodes = [
+        helper.make_node("Equal", ["rate", "known"], ["is_known"]),
+        helper.make_node("Where", ["is_known", "x", "z"], ["y"]),
+    ]
+    inputs = [_value("x", FLOAT, [2]), _value("rate", INT64, [])]
+    model = _model(nodes, inputs, [_value("y", FLOAT, [2])], {"known": np.array(16000), "z": np.zeros(2, np.float32)})
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    warn_once.cache_clear()
+    with caplog.at_level("WARNING", "relayc.onnxruntime"):
+        for rate in (np.array(16000), np.array([16000]), np.array([[8000]]), [16000]):
+            feed = {"x": np.ones(2, np.float32), "rate": rate}
+            np.testing.assert_array_equal(mine.run(None, feed)[0], other.run(None, feed)[0].reshape(2))
+    assert len([record for record in caplog.records if "'rate' is a scalar" in record.message]) == 1
+    with pytest.raises(ours.InvalidArgument):
+        mine.run(None, {"x": np.ones(2, np.float32), "rate": np.array([1, 2])})
 
 
 def test_results_are_the_callers(dense: bytes) -> None:
