@@ -211,10 +211,15 @@ class InferenceSession:
         `timeout` is in seconds. Raises ValueError for missing inputs, InvalidArgument for wrong ones, and Fail for a
         run that `cancel`, `run_options.terminate` or the timeout ended.
         """
-        names = self._output_names if not output_names else [self.output(name).name for name in output_names]
+        names = self._output_names if not output_names else self._wanted(output_names)
         feed, pool = self._accepted(input_feed)
         with pool.borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
+
+    def _wanted(self, names: Sequence[str]) -> list[str]:
+        if isinstance(names, str):
+            raise TypeError(f"output_names is the text {names!r}; expected a list of names, or None for all outputs")
+        return [self.output(name).name for name in names]
 
     def _accepted(self, feed: Mapping[str, Any]) -> tuple[Mapping[str, Any], ExecutorPool]:
         """The inputs as the executors take them, and the executors for them.
@@ -277,6 +282,7 @@ class InferenceSession:
         return {
             name: value if name in fits and fits[name](value) else self._value(self.input(name), value)
             for name, value in feed.items()
+            if value is not None or name in self._inputs
         }
 
     def _value(self, declared: NodeArg, value: Any) -> Any:
@@ -284,11 +290,9 @@ class InferenceSession:
         if declared.type.startswith("seq") or value is None:
             return [] if value is None else value
         dtype = self._dtypes[declared.name]
-        if dtype == "string":
-            return value if hasattr(value, "dtype") else np.asarray(value, dtype=object)
         if not hasattr(value, "dtype"):
             try:
-                value = np.asarray(value, to_numpy(dtype))
+                value = np.asarray(value, object if dtype == "string" else to_numpy(dtype))
             except (TypeError, ValueError, OverflowError) as error:
                 raise InvalidArgument(f"input {declared.name!r}: {error}; expected {declared.type}") from error
         elif isinstance(value, np.generic):

@@ -200,6 +200,26 @@ def test_lists_scalars_and_strings_as_inputs() -> None:
     assert found.dtype == object and found.tolist() == ["ä", "b"]
 
 
+def test_strings_are_checked_as_other_inputs_are() -> None:
+    nodes = [helper.make_node("StringConcat", ["a", "b"], ["y"])]
+    inputs = [_value(name, TensorProto.STRING, ["n"]) for name in "ab"]
+    graph = helper.make_graph(nodes, "join", inputs, [_value("y", TensorProto.STRING, ["n"])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for wrong in (np.array("x"), np.array([["x"]]), np.array([1])):
+        feed = {"a": wrong, "b": np.array(["1"])}
+        with pytest.raises(theirs.capi.onnxruntime_pybind11_state.InvalidArgument) as expected:
+            other.run(None, feed)
+        with pytest.raises(ours.InvalidArgument) as raised:
+            mine.run(None, feed)
+        assert str(raised.value)[:60] == str(expected.value)[:60]
+
+
+def test_names_of_outputs_are_a_list(dense: bytes) -> None:
+    with pytest.raises(TypeError, match=r"the text 'y'; expected a list of names"):
+        ours.InferenceSession(dense).run("y", {"x": X})
+
+
 def test_a_scalar_may_be_an_array_of_one_element(caplog: pytest.LogCaptureFixture) -> None:
     """As in onnxruntime, which checks no ranks of scalars; said once."""
     nodes = [
@@ -407,6 +427,7 @@ def test_initializers_that_are_inputs_may_be_overridden(
     feeds: list[dict[str, Any]] = [
         {}, {"w": -WEIGHT}, {"w": -WEIGHT[:, :1]}, {"b": np.full(1, 7, np.float32)}, {"w": WEIGHT.astype(np.float64)},
         {"w": -WEIGHT, "b": np.full(1, 7, np.float32)}, {"w": WEIGHT}, {},
+        {"w": None},
     ]  # fmt: skip
     with caplog.at_level("WARNING", "relayc.onnxruntime"):
         for feed in feeds:
