@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _PACKAGES = ("numpy", "ml_dtypes", "onnx", "llvmlite")
 _REGISTRIES = ("relayc.topi.registry", "relayc.relay.op.base", "relayc.frontends.onnx.registry")
 """Modules with a function `registered_definitions`, to which programs add schedules, operators and converters."""
 _TUNING = "relay.tuning.records"
+_storing: list[threading.Thread] = []
+"""Threads that store models."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,19 @@ class ModelEntry:
             return None
 
     def keep(self, model: CompiledModel, locations: Iterable[str]) -> None:
-        """Store a compiled model, whose external data are in the files `locations`. Failures are ignored."""
+        """Store a compiled model, whose external data are in the files `locations`. Failures are ignored.
+
+        A model that was read from files is stored by a thread, for which the process waits at its end and
+        `model_entry` before it looks anything up. The memory of one that was passed may change after this call.
+        """
+        if self.path is None:
+            self._store(model, locations)
+            return
+        thread = threading.Thread(target=self._store, args=(model, locations), name="relayc-cache")
+        thread.start()
+        _storing.append(thread)
+
+    def _store(self, model: CompiledModel, locations: Iterable[str]) -> None:
         nbytes = sum(values.nbytes for values in model.params.values())
         if nbytes > self.cache.limit // 4 or _is_extended():
             return
@@ -105,6 +120,9 @@ def model_entry(
     None where models are not cached: without a cache, for other targets than "llvm", where the program has registered
     operators, converters or schedules of its own, and for a model that can't be read, which the importer reports.
     """
+    for thread in _storing:
+        thread.join()
+    _storing[:] = [thread for thread in _storing if thread.is_alive()]
     cache, options = default_cache(), dict(config or {})
     if cache is None or str(target).split()[:1] != ["llvm"] or _is_extended():
         return None
