@@ -101,7 +101,7 @@ class Compiler:
             yield pipeline, module
 
 
-_RUNS_MANY_TIMES = re.compile(r" = phi |  store (?!ptr |i64 )")
+_RUNS_MANY_TIMES = re.compile(r" = phi (?!i1 )|  store (?!ptr |i64 )")
 """Loops, and stores of elements, in emitted assembly; addresses and sizes are stored for tasks of a parallel region."""
 
 
