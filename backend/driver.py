@@ -107,14 +107,14 @@ class ModuleBuilder:
             self._parts = start(self.target)
         self._collected: dict[str, PrimFunc] = {}
         self._hosts: dict[str, PrimFunc] = {}  # host functions of device kernels
-        self._names: list[str] = []
+        self._names: dict[str, None] = {}  # in order
 
     def reuse(self, name: str, key: str) -> str | None:
         """Reuse the code compiled for function `name` under `key`; returns its note. None on a miss: lower it and `add`
         it."""
         note = None if self._parts is None else self._parts.reuse(key)
         if note is not None:
-            self._names.append(name)
+            self._names[name] = None
         return note
 
     @deep_trees()
@@ -124,8 +124,7 @@ class ModuleBuilder:
         The parts are functions that it calls, found by name in the result.
         """
         functions = {f.name: f for f in (function, *parts)}
-        if function.name not in self._names:  # reused before, with a note that the caller can't read
-            self._names.append(function.name)
+        self._names[function.name] = None
         if self._parts is None:
             self._collected.update(functions)
             return
@@ -145,7 +144,7 @@ class ModuleBuilder:
         if self._hosts:
             device, library = library, _generate(IRModule(self._hosts), host_target(self.target))
             library.import_module(device)
-        library.entry_name = _entry_of(self._names)
+        library.entry_name = _entry_of(list(self._names))
         return library
 
 

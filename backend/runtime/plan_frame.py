@@ -170,7 +170,7 @@ def known_around(graph: Graph, around: Set[str]) -> frozenset[str]:
 
 def largest_sizes(sizes: Sequence[Size]) -> int:
     """A bound for the size variables below which 64 bits are enough for every part of these sizes."""
-    listed = [size for size in sizes if isinstance(size, tuple)]
+    listed = {size for size in sizes if isinstance(size, tuple)}
     for bits in range(_MAX_BITS, 0, -1):
         if all(_magnitude(size, 1 << bits) < 1 << _SUM_BITS for size in listed):
             return 1 << bits

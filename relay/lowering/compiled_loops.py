@@ -17,7 +17,7 @@ from typing import Any
 
 from relayc.backend.runtime.frames import FrameLayout
 from relayc.backend.runtime.layouts import RESULT_SIZE
-from relayc.relay.lowering.entry import size_value
+from relayc.relay.lowering.entry import EntryFunctions, size_value
 from relayc.relay.lowering.frame_code import bool_at, call, copy_bytes, int_at, offset_of, store
 from relayc.relay.lowering.graph import ControlNode, ExecutionGraph
 from relayc.relay.op.control import ControlFlow, WhileLoop
@@ -44,7 +44,6 @@ from relayc.te.tir import (
     Mul,
     Not,
     PrimExpr,
-    PrimFunc,
     Stmt,
     Sub,
     Var,
@@ -57,16 +56,16 @@ from relayc.te.tir import (
 
 __all__ = ["compile_loops"]
 
-LOOP_NAME, BODY_NAME = "relayc_loop", "relayc_body"
+_LOOP_NAME, _BODY_NAME = "relayc_loop", "relayc_body"
 
 
-def compile_loops(graph: ExecutionGraph, number: int) -> list[PrimFunc]:
-    """The functions of the settled loops in a graph and in the graphs inside of it, numbered from `number` on.
+def compile_loops(graph: ExecutionGraph, entries: EntryFunctions) -> None:
+    """Add the functions of the settled loops in a graph and in the graphs inside of it to `entries`.
 
     Notes their names in the steps of those that the executor calls, and the sizes that may change from one iteration to
     the next. All graphs are planned.
     """
-    made = _Compiled(number)
+    made = _Compiled(entries)
     for part in graph.all_graphs():
         for step in part.steps:
             control = step.get("control")
@@ -75,7 +74,6 @@ def compile_loops(graph: ExecutionGraph, number: int) -> list[PrimFunc]:
             growing = _growing(control)
             if not growing or _may_grow(control, set(growing)):
                 step["entry"], step["growing"] = made.loop(control), list(growing)
-    return made.functions
 
 
 def _growing(control: ControlNode) -> dict[str, Dim]:
@@ -203,28 +201,25 @@ def _controls(graph: ExecutionGraph) -> list[ControlNode]:
 
 @dataclass
 class _Compiled:
-    """The functions made so far, by what they run."""
+    """The names of the functions made so far, by what they run."""
 
-    first: int
-    functions: list[PrimFunc] = field(default_factory=list[PrimFunc])
+    entries: EntryFunctions
     names: dict[int, str] = field(default_factory=dict[int, str])
 
     def loop(self, control: ControlNode) -> str:
         """The function that runs a settled loop, whose frame is that of the body: ``relayc_loop_<number>(frame)``."""
         assert isinstance(control.operator, WhileLoop)
         (body,), carried, growing = control.graphs, control.operator.carried, _growing(control)
-        return self._function(LOOP_NAME, id(control), body, lambda frame: self._turns(frame, carried, growing))
+        return self._function(_LOOP_NAME, id(control), body, lambda frame: self._turns(frame, carried, growing))
 
     def _body(self, graph: ExecutionGraph) -> str:
         """The function that runs a graph with control flow: ``relayc_body_<number>(frame)``."""
-        return self._function(BODY_NAME, id(graph), graph, self._stages)
+        return self._function(_BODY_NAME, id(graph), graph, self._stages)
 
     def _function(self, kind: str, key: int, graph: ExecutionGraph, make: Callable[[_Frame], Stmt]) -> str:
         if key not in self.names:
             pointer = Var("frame", HANDLE)
-            body = make(_Frame(graph, pointer))
-            self.names[key] = name = f"{kind}_{self.first + len(self.functions)}"
-            self.functions.append(PrimFunc((pointer,), body, {}, {"global_symbol": name, "packed_api": False}))
+            self.names[key] = self.entries.add(kind, (pointer,), make(_Frame(graph, pointer)))
         return self.names[key]
 
     # -- a loop

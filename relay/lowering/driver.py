@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +34,7 @@ from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
-from relayc.relay.lowering.entry import ENTRY_NAME, make_dynamic_entry, make_entry
+from relayc.relay.lowering.entry import EntryFunctions, add_dynamic_entry, add_entry
 from relayc.relay.lowering.explain import PassRecord, explaining
 from relayc.relay.lowering.graph import (
     AliasReport,
@@ -63,11 +63,14 @@ from relayc.relay.versions import version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.ir.decisions import Decision
-from relayc.te.tir import PrimFunc, Var as SizeVariable
+from relayc.te.tir import AttrStmt, For, PrimFunc, Var as SizeVariable, While
+from relayc.te.tir.analysis import contains
 from relayc.topi.registry import registered_schedules
 from relayc.topi.tuning import Config
 
 __all__ = ["BuildReport", "as_module", "bind_params_by_name", "build", "optimize"]
+
+_OPTIMIZED = frozenset({AttrStmt, For, While})
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the number of kernels done and the number of all kernels."""
@@ -262,24 +265,22 @@ def _build(
         kernels = _lower_all(workloads, builder, progress)
     report.decisions = {name: kernel.decisions for name, kernel in kernels.items() if kernel.decisions}
     with report.step("plan"):
-        entries: list[PrimFunc] = []
+        entries = EntryFunctions()
         for part in graph.all_graphs():
             for node in part.nodes:
                 own = kernels[node.workload.name].sizes
                 node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
-            entries += _plan(part, kernels, target, len(entries))
+            _plan(part, kernels, target, entries)
         if target.device_kind == "cpu":
-            entries += compile_loops(graph, len(entries))
+            compile_loops(graph, entries)
         description = Graph.from_json(graph.to_json(mod_name, str(target), target.device_kind))
         if target.device_kind == "cpu":
-            description, plans = with_plans(description)
-            entries += plans
+            description = with_plans(description, entries)
     with report.step("compile"):
-        for entry in entries:
-            key = str(entry)  # the program consists of calls and constants
-            if builder.reuse(entry.name, key) is None:
-                builder.add(entry, key)
+        for key, (first, *others) in _compiled_together(entries):
+            if builder.reuse(first.name, key) is None:
+                builder.add(first, key, parts=others)
         library = builder.finish()
     _describe(report, graph, len(workloads))
     report.on_host[:0] = _string_ports(graph)
@@ -363,30 +364,23 @@ def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _KernelMetadata], target: Target, number: int
-) -> list[PrimFunc]:
-    """Place the tensors of the graph; returns the functions that run its nodes in sequence, for targets that use such.
-
-    Those of graphs with size variables are numbered from `number` on.
-    """
+    graph: ExecutionGraph, kernels: Mapping[str, _KernelMetadata], target: Target, entries: EntryFunctions
+) -> None:
+    """Place the tensors of the graph, and add the functions that run its nodes in sequence, for targets that use
+    such."""
     add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
     PlanRegions(target, {name: kernel.steps for name, kernel in kernels.items()})(IRModule({"main": graph}))
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     with_entries = target.device_kind == "cpu"
     if graph.is_placed_statically:
         place_tensors(graph, in_place)
-        if not with_entries:
-            return []
-        graph.entry = ENTRY_NAME if number == 0 else f"{ENTRY_NAME}_{number}"
-        return [make_entry(graph, graph.entry, {name: kernel.steps for name, kernel in kernels.items()})]
+        if with_entries:
+            graph.entry = add_entry(entries, graph, {name: kernel.steps for name, kernel in kernels.items()})
+        return
     rounds = plan_dynamic(graph, in_place)
-    if not with_entries:
-        return []
     runs = [step for step in graph.steps if step["step"] == "run"]
-    entries = [make_dynamic_entry(graph, number + i, *nodes) for i, nodes in enumerate(rounds)]
-    for step, entry in zip(runs, entries, strict=True):
-        step["entry"] = entry.name
-    return entries
+    for step, nodes in zip(runs, rounds, strict=True) if with_entries else ():
+        step["entry"] = add_dynamic_entry(entries, graph, *nodes)
 
 
 def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
@@ -427,6 +421,18 @@ def _lower_all(
             metadata = _KernelMetadata.from_json(note, variables)
         notes[workload.name] = metadata
     return notes
+
+
+def _compiled_together(entries: EntryFunctions) -> Iterator[tuple[str, list[PrimFunc]]]:
+    """The functions of each object file, and what determines its code: one has all that only call kernels, of which a
+    model has several for each of its branches. LLVM optimises the others only: those with loops and parallel regions.
+    """
+    calls: list[tuple[str, PrimFunc]] = []
+    others: list[tuple[str, PrimFunc]] = []
+    for text, entry in entries.texts.items():
+        (others if contains(entry.body, _OPTIMIZED) else calls).append((f"{entry.name}\n{text}", entry))
+    for together in ([calls] if calls else []) + [[each] for each in others]:
+        yield "\n".join([key for key, _ in together]), [entry for _, entry in together]
 
 
 def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:

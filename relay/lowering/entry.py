@@ -26,16 +26,34 @@ from relayc.te.tir import (
     seq,
 )  # fmt: skip
 
-__all__ = ["ENTRY_NAME", "make_dynamic_entry", "make_entry", "size_value"]
+__all__ = ["EntryFunctions", "add_dynamic_entry", "add_entry", "size_value"]
 
-ENTRY_NAME = "relayc_run"
+_ENTRY_NAME = "relayc_run"
 _POINTER_BYTES = 8
 
 
-def make_entry(
-    graph: ExecutionGraph, name: str = ENTRY_NAME, steps: Mapping[str, Sequence[KernelStep]] | None = None
-) -> PrimFunc:
-    """``relayc_run(arena, tensors)``: `arena` is the base of the intermediate memory, `tensors` a table of addresses.
+class EntryFunctions:
+    """The functions of a model that call kernels and each other. Equal ones are one: of many branches most are alike.
+
+    `texts` has the functions by their programs, in the order in which they were added.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[str, PrimFunc] = {}
+
+    def add(self, kind: str, params: tuple[Var, ...], body: Stmt) -> str:
+        """Add a function of parameters without buffers; returns its name, ``<kind>_<number>``."""
+        function = PrimFunc(params, body, {}, {"packed_api": False})
+        name = f"{kind}_{len(self.texts)}" if self.texts else kind
+        return self.texts.setdefault(str(function), function.with_attr("global_symbol", name)).name
+
+
+def add_entry(
+    entries: EntryFunctions, graph: ExecutionGraph, steps: Mapping[str, Sequence[KernelStep]] | None = None
+) -> str:
+    """Add ``relayc_run(arena, tensors)`` and return its name.
+
+    `arena` is the base of the intermediate memory, `tensors` a table of addresses.
 
     Intermediate tensors lie at constant offsets of the arena; the table holds those of inputs, outputs and parameters.
     `steps` are the steps of the kernels by name, for nodes in parallel regions.
@@ -71,12 +89,12 @@ def make_entry(
             calls += map(call, nodes)
         else:
             calls.append(AttrStmt("region", None, const(region), seq(merged(list(nodes)))))
-    attrs = {"global_symbol": name, "packed_api": False}
-    return PrimFunc((arena, table), seq(calls), {}, attrs)
+    return entries.add(_ENTRY_NAME, (arena, table), seq(calls))
 
 
-def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int) -> PrimFunc:
-    """``relayc_run_<number>(tensors, sizes)``: nodes `first` ... `last` - 1 of a graph with size variables.
+def add_dynamic_entry(entries: EntryFunctions, graph: ExecutionGraph, first: int, last: int) -> str:
+    """Add ``relayc_run_<number>(tensors, sizes)``, nodes `first` ... `last` - 1 of a graph with size variables, and
+    return its name.
 
     `tensors` is a table of the addresses of all tensors, `sizes` a table of the values of the size variables.
     """
@@ -90,8 +108,7 @@ def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int
         values = [cast(INT32, size_value(size, sizes, graph.sizes)) for size in node.sizes]
         arguments = [*map(address, (*node.inputs, *node.outputs)), *values]
         calls.append(Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments)))
-    attrs = {"global_symbol": f"{ENTRY_NAME}_{number}", "packed_api": False}
-    return PrimFunc((table, sizes), seq(calls), {}, attrs)
+    return entries.add(_ENTRY_NAME, (table, sizes), seq(calls))
 
 
 def size_value(size: Dim, table: PrimExpr, names: Sequence[str]) -> PrimExpr:

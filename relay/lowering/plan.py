@@ -7,9 +7,9 @@ tensors in memory, checks sizes and calls the functions of the kernels. Its stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, Step
@@ -18,6 +18,7 @@ from relayc.backend.runtime.layouts import ALIGNMENT, Stage, owner_of
 from relayc.backend.runtime.plan_frame import Piece, PlanFrame, StateWords, TurnsFrame, largest_sizes
 from relayc.backend.runtime.runners import MOST_WASTE, SMALL_BUFFER
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, Size, variables
+from relayc.relay.lowering.entry import EntryFunctions
 from relayc.relay.lowering.frame_code import bool_at, call, copy_bytes, int_at, offset_of, store
 from relayc.te.dtype import HANDLE
 from relayc.te.tir import (
@@ -31,13 +32,13 @@ from relayc.te.tir import (
     FloorDiv,
     FloorMod,
     IfThenElse,
+    LetStmt,
     Max,
     Min,
     Mul,
     Not,
     Or,
     PrimExpr,
-    PrimFunc,
     Select,
     Stmt,
     Sub,
@@ -48,41 +49,37 @@ from relayc.te.tir import (
     seq,
 )  # fmt: skip
 
-__all__ = ["PLAN_NAME", "with_plans"]
+__all__ = ["with_plans"]
 
-PLAN_NAME, TURNS_NAME = "relayc_plan", "relayc_turns"
+_PLAN_NAME, _TURNS_NAME = "relayc_plan", "relayc_turns"
 _TOO_LARGE = 1 << 50
 """Bytes that stand for a shape that no tensor can have; no arena or buffer has so many."""
 _OPERATORS = {"+": Add, "-": Sub, "*": Mul, "//": FloorDiv, "%": FloorMod, "min": Min, "max": Max}
 
 
-def with_plans(graph: Graph) -> tuple[Graph, list[PrimFunc]]:
-    """The graph, the ones inside of it and its variants with the names of their plans as entries, and the functions."""
-    functions: list[PrimFunc] = []
-    return _with_plan(graph, frozenset(), functions), functions
+def with_plans(graph: Graph, entries: EntryFunctions, around: frozenset[str] = frozenset()) -> Graph:
+    """The graph, the ones inside of it and its variants with their plans, which are added to `entries`, as entries.
 
-
-def _with_plan(graph: Graph, around: frozenset[str], functions: list[PrimFunc]) -> Graph:
-    variants = tuple([(sizes, _with_plan(variant, around, functions)) for sizes, variant in graph.variants])
+    `around` names the sizes of the graphs around it.
+    """
+    variants = tuple([(sizes, with_plans(variant, entries, around)) for sizes, variant in graph.variants])
     graph = replace(graph, variants=variants)
     if not graph.is_dynamic:
         return graph
-    name = f"{PLAN_NAME}_{len(functions)}"
-    functions.append(_Plan(PlanFrame.of(graph, around)).function(name))
+    name = _Plan(PlanFrame.of(graph, around)).add_to(entries, _PLAN_NAME)
     inside = around | set(graph.sizes)
-    return replace(graph, entry=name, steps=tuple([_with_plans_inside(s, inside, functions) for s in graph.steps]))
+    return replace(graph, entry=name, steps=tuple([_with_plans_inside(s, entries, inside) for s in graph.steps]))
 
 
-def _with_plans_inside(step: Step, around: frozenset[str], functions: list[PrimFunc]) -> Step:
+def _with_plans_inside(step: Step, entries: EntryFunctions, around: frozenset[str]) -> Step:
     if isinstance(step, IfStep):
-        yes, no = (_with_plan(graph, around, functions) for graph in step.graphs)
+        yes, no = (with_plans(graph, entries, around) for graph in step.graphs)
         return replace(step, graphs=(yes, no))
     if isinstance(step, LoopStep) and step.entry is None:
-        body, carried, turns = _with_plan(step.graph, around, functions), len(step.carried), None
+        body, carried, turns = with_plans(step.graph, entries, around), len(step.carried), None
         plan = PlanFrame.of(body, around)
         if TurnsFrame.can_run(plan, carried):
-            turns = f"{TURNS_NAME}_{len(functions)}"
-            functions.append(_Turns(TurnsFrame(plan, carried)).function(turns))
+            turns = _Turns(TurnsFrame(plan, carried)).add_to(entries, _TURNS_NAME)
         return replace(step, graph=body, turns=turns)
     return step
 
@@ -93,10 +90,11 @@ class _Plan:
     def __init__(self, frame: PlanFrame) -> None:
         self._frame, self._graph = frame, frame.graph
         self._pointer = Var("frame", HANDLE)
+        self._computed: dict[Size, tuple[Var, PrimExpr]] | None = None  # compound sizes of one statement
 
-    def function(self, name: str) -> PrimFunc:
-        """``void name(Ctx*, int64* frame)``."""
-        return PrimFunc((self._pointer,), self._program(), {}, {"global_symbol": name, "packed_api": False})
+    def add_to(self, entries: EntryFunctions, kind: str) -> str:
+        """Add the function and return its name: ``void name(Ctx*, int64* frame)``."""
+        return entries.add(kind, (self._pointer,), self._program())
 
     def _program(self) -> Stmt:
         return seq([self._piece(number, piece) for number, piece in enumerate(self._frame.pieces)
@@ -135,6 +133,23 @@ class _Plan:
             return _int(size)
         if isinstance(size, str):
             return self._word(self._frame.sizes + self._graph.sizes.index(size))
+        if self._computed is None:
+            return self._compound(size)
+        if size not in self._computed:
+            value = self._compound(size)  # its parts come first
+            self._computed[size] = Var(f"size{len(self._computed)}", value.dtype), value
+        return self._computed[size][0]
+
+    def _with_sizes(self, make: Callable[[], Iterable[Stmt]]) -> Stmt:
+        """Statements that bind no size variables, with each of their compound sizes computed once, before them."""
+        self._computed = {}
+        body = seq(list(make()))
+        for var, value in reversed(self._computed.values()):
+            body = LetStmt(var, value, body)
+        self._computed = None
+        return body
+
+    def _compound(self, size: tuple[str, Size, Size]) -> PrimExpr:
         op, a, b = size[0], self._size(size[1]), self._size(size[2])
         if op in ("//", "%") and not (isinstance(size[2], int) and size[2]):
             zero = EQ(b, _int(0))
@@ -186,10 +201,13 @@ class _Plan:
         owned = [tensors[i].shape for i in stage.owners]
         yield from self._within_range([d for shape in (*[s for s, _ in stage.kinds], *owned) for d in shape])
         for k, (shape, dtype_name) in enumerate(stage.kinds):
-            yield self._put(kinds + k, self._nbytes(shape, dtype_name))
+            yield self._with_sizes(partial(self._put_nbytes, kinds + k, shape, dtype_name))
         yield from self._slots(stage, arena)
         for i in stage.owners:
-            yield from self._check_buffer(i)
+            yield self._with_sizes(partial(self._check_buffer, i))
+
+    def _put_nbytes(self, index: int, shape: Sequence[Size], dtype_name: str) -> Iterator[Stmt]:
+        yield self._put(index, self._nbytes(shape, dtype_name))
 
     def _slots(self, stage: Stage, arena: int) -> Iterator[Stmt]:
         if not stage.tensors:
@@ -198,8 +216,9 @@ class _Plan:
         inside, kinds = _tensors_and_kinds(stage)
         yield self._put(frame.offset, _int(0))
         for tensors, kinds_inside in zip(inside, kinds, strict=True):
-            address = call_intrin("handle", "handle_add_byte_offset", self._word(arena, "handle"), taken)
-            yield from [self._put(i, address) for i in tensors]
+            address = Var("address", HANDLE)
+            value = call_intrin("handle", "handle_add_byte_offset", self._word(arena, "handle"), taken)
+            yield LetStmt(address, value, seq([self._put(i, address) for i in tensors]))
             nbytes = self._word(frame.nbytes)
             yield self._put(frame.nbytes, _int(1))
             yield from [self._put(frame.nbytes, Max(nbytes, self._word(arena + 2 + k))) for k in kinds_inside]

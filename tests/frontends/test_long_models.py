@@ -5,15 +5,20 @@ No step recurses along the model, and the work is linear in it. Kernels are coun
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from benchmarks.compile_growth import SHAPES, model
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
+from tests.effort import lines_run
 
 INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
 X = np.array([[0.5, -0.25, 1.5, 0.0, -2.0, 3.0]], np.float32)
@@ -136,3 +141,22 @@ def test_a_split_by_a_long_list_of_sizes() -> None:
     found, kernels = build(nodes, {"x": x}, [f"y{i}" for i in range(600)])
     np.testing.assert_array_equal(np.concatenate(found), x)
     assert kernels == 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_work_of_compiling_is_linear(shape: str) -> None:
+    def compile_model(count: int) -> None:
+        mod, params = from_onnx(model(shape, count))
+        relay.build(mod, params=params)
+
+    compile_model(20)  # what is made once is not counted
+    few, many = (lines_run(partial(compile_model, count)) for count in (100, 200))
+    assert many < 2.1 * few
+
+
+def test_equal_branches_run_the_same_functions() -> None:
+    def functions(count: int) -> int:
+        compiled = relay.build(from_onnx(model("branches", count))[0])
+        return len(set(re.findall(r"relayc_\w+", json.dumps(compiled.graph.to_json()))))
+
+    assert functions(60) <= functions(10) + 2

@@ -227,3 +227,12 @@ def test_a_profile_counts_the_kernels_of_a_plan():
     assert len(module.profile(2, **feeds)) == len(module._graph.nodes)
     np.testing.assert_array_equal(module.get_output(0).numpy(), expected[0])
     np.testing.assert_array_equal(module.infer(feeds)[0], expected[0])
+
+
+def test_a_plan_computes_each_dimension_of_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    pool = "MaxPool <kernel_shape = [2, 2], strides = [2, 2]>"
+    pools = " ".join([f"x{i + 1} = {pool} (x{i})" for i in range(10)])
+    source = compiled(f"g (float[1, 3, h, w] x0) => (float[1, 3, p, q] x10) {{ {pools} }}").module.get_source("raw-ll")
+    plan = source[source.index("define void @relayc_plan") :]
+    assert plan.count("ashr") <= 3 * 10  # the height and width of each result, and its aligned bytes
