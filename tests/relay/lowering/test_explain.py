@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,23 @@ def test_a_config_lists_chosen_values() -> None:
         relayc.topi.tuning.choose("a", 1, (1, 2))
         relayc.topi.tuning.choose("b", 3, (3, 4))
     assert [(knob.name, knob.default, value) for knob, value in config.chosen()] == [("a", 1, 2), ("b", 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "subject", "choice", "refused", "reason"),
+    [
+        (lambda x: nn.standardize(x, 1), (2, 64, 256), "standardisation", "column blocks", "row by row", "last"),
+        (lambda x: nn.standardize(x, (0, 2)), (2, 64, 256), "standardisation", "moments", "column blocks", "several"),
+        (lambda x: nn.softmax(x, axis=0), (8, 4096), "columns", None, "parts of rows", "8 rows"),
+        (lambda x: relay.log_sum_exp(x, axis=0), (8, 256), "log-sum-exp", "two passes", "flattened rows", "last"),
+        (lambda x: relay.sum(x, axis=-1), (64, 512), "reduction along memory", "row by row", "one row", "several"),
+    ],
+)
+def test_families_of_kernels_give_reasons(
+    function: Callable[[relay.Expr], relay.Expr], shape: tuple[int, ...], subject: str, choice: str | None,
+    refused: str, reason: str,
+) -> None:  # fmt: skip
+    parameter = x(*shape)
+    report = build(function(parameter), parameter).build_report
+    found = next(d for decisions in report.decisions.values() for d in decisions if d.subject == subject)
+    assert choice in (None, found.choice) and reason in dict(found.refused)[refused]

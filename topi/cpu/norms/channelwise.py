@@ -6,6 +6,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
@@ -48,21 +49,34 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     channels, from which those of groups are combined, and a second pass standardises. This goes image by image if
     there are enough images for all cores, so that the second pass reads from the caches.
     """
-    axis = int(anchor.attrs["axis"])
-    if len(outs) > 1 or axis not in (1, len(anchor.axis) - 1):
+    axis, shape, nbytes = int(anchor.attrs["axis"]), anchor.output(0).shape, anchor.output(0).dtype.nbytes
+    group_size, known = anchor.attrs.get("group_size", 1), all(isinstance(d, int) for d in shape)
+    images, rows = constant_size(shape[:1]), constant_size(shape[:2]) // group_size
+    image, row = constant_size(shape[1:]) * nbytes, constant_size([group_size, *shape[2:]]) * nbytes
+
+    def stage_by_stage() -> te.Schedule | Refused:
+        if len(outs) == 1 and axis in (1, len(anchor.axis) - 1):
+            return Refused("one result, with channels first or last")
         return schedule_stagewise(outs, anchor, target)
-    s = te.create_schedule([outs[0].op])
-    shape, group_size = anchor.output(0).shape, anchor.attrs.get("group_size", 1)
-    nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
-    if axis != 1:
-        images, image = constant_size(shape[:1]), constant_size(shape[1:]) * nbytes
+
+    def channels_last() -> te.Schedule | Refused:
+        if axis == 1:
+            return Refused("channels are first")
         by_rows = known and partitions_evenly(images, target.num_cores) and not exceeds_caches(image, images, target)
-        return _schedule_by_moments(s, anchor, by_rows, target)
-    row = constant_size([group_size, *shape[2:]]) * nbytes
-    rows = constant_size(shape[:2]) // group_size
-    if known and exceeds_private_caches(row, target):
-        return _schedule_by_moments(s, anchor, not exceeds_caches(row, rows, target), target)
-    return _schedule_rows(s, anchor, target)
+        note("moments", "image by image" if by_rows else "of parts")
+        return _schedule_by_moments(te.create_schedule([outs[0].op]), anchor, by_rows, target)
+
+    def by_moments() -> te.Schedule | Refused:
+        if not known or not exceeds_private_caches(row, target):
+            return Refused(f"a dynamic shape, or a core's caches hold a row of {row} bytes for a second pass")
+        by_rows = not exceeds_caches(row, rows, target)
+        note("moments", "row by row" if by_rows else "of parts")
+        return _schedule_by_moments(te.create_schedule([outs[0].op]), anchor, by_rows, target)
+
+    return first_of("norm of channels", (
+        ("stage by stage", stage_by_stage), ("moments of images", channels_last), ("moments", by_moments),
+        ("row by row", lambda: _schedule_rows(te.create_schedule([outs[0].op]), anchor, target)),
+    ))  # fmt: skip
 
 
 def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.Schedule:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir.decisions import Refused, Serves, serves_if
+from relayc.te.ir.decisions import Refused, Serves, note, serves_if
 from relayc.topi.cpu.column_blocks import (
-    are_stored_by_lines,
-    are_whole_lines,
-    have_set_conflicts,
+    Columns,
     prefetch_column_blocks,
     split_by_lines,
     split_into_column_blocks,
@@ -21,7 +19,6 @@ from relayc.topi.cpu.column_blocks import (
 from relayc.topi.cpu.norms.row_statistics import elements_of, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -41,21 +38,19 @@ _SHARE_OF_REGISTERS = 4
 """Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
-def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> Serves | Refused:
+def is_worth_copying(columns: Columns, outs: list[te.Tensor], anchor: te.Operation) -> Serves | Refused:
     """True for a norm along a strided axis whose rows exceed the caches or conflict in them, while a block fits L2."""
-    out, axis = outs[0], int(anchor.attrs["axis"])
-    known = all(isinstance(d, int) for d in out.shape)
-    if len(outs) > 1 or anchor.tag not in ("standardize", "l2_normalize") or not known or out.dtype.nbytes < 4:
+    out, rows, target = columns.out, columns.rows, columns.target
+    norm = anchor.tag in ("standardize", "l2_normalize")
+    if len(outs) > 1 or not norm or not columns.are_static or out.dtype.nbytes < 4:
         return Refused("no norm of one result of a static shape, in at least 32 bits")
-    x, rows = elements_of(anchor), constant_size(out.shape[axis : axis + 1])
-    if uses_reduction(x.op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
+    if uses_reduction(elements_of(anchor).op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
         return Refused(f"elements are reduced ones, or {rows} rows of {_BLOCK_BYTES} bytes exceed half of L2")
-    large = rows > _FEW_ROWS and is_beyond_caches(out, target)
-    several = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes >= 2 * _BLOCK_BYTES
-    by_lines = are_stored_by_lines(out, axis, target) or are_whole_lines(out, axis)
-    if not several or not by_lines:
+    by_lines = columns.are_stored_by_lines or columns.are_whole_lines
+    if columns.row_bytes < 2 * _BLOCK_BYTES or not by_lines:
         return Refused("rows are shorter than two blocks, or are not stored by whole cache lines")
-    return serves_if(large or have_set_conflicts(out, axis), "the caches hold the rows, without set conflicts")
+    large = rows > _FEW_ROWS and is_beyond_caches(out, target)
+    return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
 
 
 def with_cached_input(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation) -> te.Operation:
@@ -67,23 +62,24 @@ def with_cached_input(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operatio
 
 
 def schedule_copied_blocks(
-    s: te.Schedule, out: te.Tensor, axis: int, copy: te.Tensor, before: list[te.ComputeOp], work: float, target: Target
+    s: te.Schedule, columns: Columns, copy: te.Tensor, before: list[te.ComputeOp], work: float
 ) -> None:
     """Copy and accumulate each column block in one pass, which also stores the results of the block before."""
-    nbytes = _block_bytes(out, axis, target)
+    out, target, nbytes = columns.out, columns.target, _block_bytes(columns)
     width = nbytes // out.dtype.nbytes
-    if are_whole_lines(out, axis):
-        block_loop, _, column = split_into_column_blocks(s, out, axis, width, work, target)
+    note("block", "copied", bytes_of_a_row=nbytes)
+    if columns.are_whole_lines:
+        block_loop, _, column = split_into_column_blocks(s, columns, width, work)
         s[out].unroll(_vectorize_lines(s, out, column))
     else:
-        block_loop, _ = split_by_lines(s, out, axis, width, work, target)
+        block_loop, _ = split_by_lines(s, columns, width, work)
     s[copy].compute_at(s[out], block_loop)
     *_, row, column = s[copy].op.axis
     lines = _vectorize_lines(s, copy, column)
     if not has_few_fill_buffers(target):  # unrolling would issue all prefetches of a row at once
         s[copy].unroll(lines)
     s[copy].pragma(row, "fuse_with_next")
-    prefetch_column_blocks(s, out, copy, lines, axis, nbytes)
+    prefetch_column_blocks(s, columns, copy, lines, nbytes)
     statistics = [op.output(0) for op in before if uses_reduction(op)]
     first = next(t for t in statistics if t.op.reduce_axis)
     for tensor in statistics:
@@ -96,9 +92,9 @@ def schedule_copied_blocks(
             _vectorize_lines(s, tensor, s[tensor].op.axis[-1])
 
 
-def _block_bytes(out: te.Tensor, axis: int, target: Target) -> int:
+def _block_bytes(columns: Columns) -> int:
     """Bytes of each row in a column block."""
-    few = has_few_fill_buffers(target) and are_whole_lines(out, axis) and not have_set_conflicts(out, axis)
+    few = has_few_fill_buffers(columns.target) and columns.are_whole_lines and not columns.have_set_conflicts
     return _BLOCK_BYTES_FEW_BUFFERS if few else _BLOCK_BYTES
 
 

@@ -10,8 +10,9 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.te.tir import PrimExpr
-from relayc.topi.cpu.column_blocks import are_whole_lines, have_set_conflicts
+from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.norms.copied_blocks import is_worth_copying
@@ -40,27 +41,30 @@ _LEAST_BYTES_OF_BLOCKS = 6144
 """Least bytes of an unaligned plane for which column blocks are faster: a dozen of them."""
 
 
-def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
+def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> Serves | Refused:
     """True if all cores get whole images of small planes, and the caches hold one image but not all.
 
     Stages in front are recomputed in each pass, so none may be expensive.
     """
     out, axis = outs[0], int(anchor.attrs["axis"])
-    l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
-    image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
+    columns, l2, images = Columns(out, axis, target), target.cache_bytes.l2, constant_size(out.shape[:axis])
+    image = columns.rows * columns.row_bytes
     far = exceeds_all_caches(images * image, target)
     room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if far else 0)
-    share = 1 if have_set_conflicts(out, axis) else _SHARE_OF_STATISTICS
-    small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
-    if len(outs) > 1 or not small or images * image <= l2:
-        return False
+    share = 1 if columns.have_set_conflicts else _SHARE_OF_STATISTICS
+    small = columns.count * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
+    if len(outs) > 1 or not small:
+        return Refused(f"statistics of {columns.count} columns exceed L1, or {image} bytes of an image {room:.0f}")
+    if images * image <= l2:
+        return Refused("L2 holds all images")
     if not partitions_evenly(images, target.num_cores):
-        return False
-    large = columns * out.dtype.nbytes >= _LEAST_BYTES_OF_BLOCKS
-    if large and not are_whole_lines(out, axis) and is_worth_copying(outs, anchor, target):
-        return False
+        return Refused(f"{images} images are no even shares of {target.num_cores} cores")
+    large = columns.row_bytes >= _LEAST_BYTES_OF_BLOCKS
+    if large and not columns.are_whole_lines and is_worth_copying(columns, outs, anchor):
+        return Refused("planes are large, and column blocks of them fit into L2")
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    return not any(is_worth_keeping(op, stages, anchor, in_l1=False) for op in stages)
+    expensive = any(is_worth_keeping(op, stages, anchor, in_l1=False) for op in stages)
+    return serves_if(not expensive, "a stage in front is too expensive to be computed in each pass")
 
 
 def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
@@ -97,7 +101,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     *lead, channel = s[out].op.axis[: axis + 1]
     rest = s[out].op.axis[axis + 1 :]
     cached = not exceeds_all_caches(constant_size(out.shape) * nbytes, target)
-    if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
+    if cached or Columns(out, axis, target).are_whole_lines or not Columns(out, axis - 1, target).are_whole_lines:
         image = s[out].fuse(*lead)
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
         return image, vectors, elements_per_step(columns, lanes)

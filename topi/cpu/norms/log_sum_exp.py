@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, Serves, first_of
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost
 from relayc.topi.cpu.norms.flattened_rows import FlattenedRows
@@ -45,25 +46,41 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     largest = next(t for t in anchor.input_tensors if uses_reduction(t.op))
     axes, total = anchor.attrs["axes"], anchor.output(0)
-    line = FlattenedRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
-    if line and line.length >= _FEWEST_FLAT and anchor is not outs[0].op:
-        _sum_flattened(s, x, largest, total, line)
-        return s
     along = x.ndim - 1 in axes
     pass_over, combine = (pass_along, schedule_along) if along else (pass_across, schedule_across)
     sizes = part_sizes(x.shape, x.dtype.nbytes, axes, target, target.cache_bytes.l2 // _SHARE_OF_L2, _LINES)
     length = max(constant_size([sizes[a] for a in axes]), 1)
-    if all(same_dim(sizes[a], x.shape[a]) for a in axes):
+
+    def flattened() -> Serves | Refused:
+        if axes != (x.ndim - 1,) or total.dtype != "float32" or anchor is outs[0].op:
+            return Refused("sums are not float32, of the last dimension, with an elementwise tail")
+        line = FlattenedRows.of(x.shape, target, _MOST_FLAT)
+        if line and line.length < _FEWEST_FLAT:
+            return Refused(f"rows of {line.length} elements are shorter than {_FEWEST_FLAT}")
+        if line:
+            _sum_flattened(s, x, largest, total, line)
+        return True if line else line
+
+    def two_passes() -> Serves | Refused:
+        if not all(same_dim(sizes[a], x.shape[a]) for a in axes):
+            return Refused("no share of L2 holds what is reduced to one result")
         passes, out = (largest, total), s.outputs[0].output(0)
         pass_over(s, out, passes, length, target, _speculate(s, out, passes))
-        return s
-    parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
-    s.recompute(largest, parts.largest)
-    s.recompute(total, parts.total)
-    passes = (parts.largest_of_part, parts.sum_of_part)
-    pass_over(s, parts.sums, passes, length, target, _speculate(s, parts.sums, passes))
-    combine(s, s.current(parts.largest), s.current(parts.largest), target)
-    combine(s, s.outputs[0].output(0), s.current(parts.total), target)
+        return True
+
+    def parts_of_rows() -> Serves:
+        parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
+        s.recompute(largest, parts.largest)
+        s.recompute(total, parts.total)
+        passes = (parts.largest_of_part, parts.sum_of_part)
+        pass_over(s, parts.sums, passes, length, target, _speculate(s, parts.sums, passes))
+        combine(s, s.current(parts.largest), s.current(parts.largest), target)
+        combine(s, s.outputs[0].output(0), s.current(parts.total), target)
+        return True
+
+    first_of("log-sum-exp", (
+        ("flattened rows", flattened), ("two passes", two_passes), ("parts of rows", parts_of_rows)
+    ))  # fmt: skip
     return s
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.column_blocks import are_whole_lines
+from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
@@ -141,6 +141,6 @@ def _prefetch_next_plane(
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
                 s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), to_l1=to_l1)
     plane = constant_size(out.shape[around:]) * out.dtype.nbytes
-    if plane >= _LEAST_BYTES and not are_whole_lines(out, axis) and is_streamed(out, 1, target):
+    if plane >= _LEAST_BYTES and not Columns(out, axis, target).are_whole_lines and is_streamed(out, 1, target):
         for element in range(0, step, LINE_BYTES // out.dtype.nbytes):
             s[out].prefetch_line(out, group, ahead(1, element), written=True)

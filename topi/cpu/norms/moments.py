@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
@@ -320,7 +321,9 @@ def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Targe
     axes, out = anchor.attrs["axes"], s.outputs[0].output(0)
     along, l2 = x.ndim - 1 in axes, target.cache_bytes.l2
     fitting = part_sizes(x.shape, x.dtype.nbytes, axes, target, l2 // (_SHARE_ALONG if along else _SHARE_ACROSS))
-    if all(same_dim(fitting[a], x.shape[a]) for a in axes):
+    fits = all(same_dim(fitting[a], x.shape[a]) for a in axes)
+    note("variance", "two passes" if fits else "moments of parts", part=", ".join(map(str, fitting.values())))
+    if fits:
         length = max(constant_size([x.shape[a] for a in axes]), 1)
         (pass_along if along else pass_across)(s, out, (total, anchor.output(0)), length, target)
         return s

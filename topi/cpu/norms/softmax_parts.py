@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.topi.cpu.column_blocks import (
-    are_stored_by_lines,
-    are_whole_lines,
-    have_set_conflicts,
+    Columns,
     prefetch_columns,
     split_by_lines,
     split_into_column_blocks,
@@ -41,7 +40,7 @@ def softmax_by_parts(
     shape = anchor.output(0).shape
     axis = len(shape) - 2
     sizes = tuple([constant_size([d]) for d in shape])
-    lines, most = _block_and_part(s.outputs[0].output(0), axis, target)
+    lines, most = _block_and_part(Columns(s.outputs[0].output(0), axis, target))
     element, size = element_of(largest, axis), _rows_of_a_part(sizes[axis], most)
     parts = SoftmaxParts(element, sizes, size, anchor.output(0).dtype, keep=keep)
     s.recompute(anchor.output(0), parts.result)
@@ -50,15 +49,17 @@ def softmax_by_parts(
     inline_injective(s, [out], keep=[t.op for t in stages])
     block = _VECTORS * lanes
     width = -(-lines * LINE_BYTES // out.dtype.nbytes // block) * block
-    if are_stored_by_lines(out, axis, target) and not are_whole_lines(out, axis):
-        block_loop, row = split_by_lines(s, out, axis, width, work, target)
+    columns = Columns(out, axis, target)
+    note("block", "parts of rows", columns=width, rows_of_a_part=parts.size)
+    if columns.are_stored_by_lines and not columns.are_whole_lines:
+        block_loop, row = split_by_lines(s, columns, width, work)
         width -= LINE_BYTES // out.dtype.nbytes  # the step from block to block
     else:
-        block_loop, row, column = split_into_column_blocks(s, out, axis, width, work, target)
+        block_loop, row, column = split_into_column_blocks(s, columns, width, work)
         _, lane = s[out].split(column, factor=block)
         s[out].vectorize(lane)
     s[out].split(row, factor=parts.size)
-    by_rows, loops = _interleaves_rows(out, axis, target), dict[te.Tensor, te.IterVar]()
+    by_rows, loops = _interleaves_rows(columns), dict[te.Tensor, te.IterVar]()
     for tensor in stages:
         s[tensor].compute_at(s[out], block_loop)
         loops[tensor] = _vectorize(s, tensor, lanes, by_rows=by_rows)
@@ -66,7 +67,7 @@ def softmax_by_parts(
         s[tensor].pragma(tensor.op.axis[axis], "fuse_with_next")
     if is_streamed(out, width, target):
         busy = parts.values or parts.exponentials
-        _prefetch_rows(s, out, parts, (width, block), loops[busy], busy)
+        _prefetch_rows(s, columns, parts, (width, block), loops[busy], busy)
 
 
 def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
@@ -75,27 +76,27 @@ def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
     return [*first, parts.largest_of_part, parts.exponentials, parts.sum_of_part]
 
 
-def _block_and_part(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
+def _block_and_part(columns: Columns) -> tuple[int, int]:
     """Return the cache lines of each row in a column block, and the most rows of a part.
 
     Blocks are wider where L1 can't hold their exponentials anyway, where cache-set conflicts leave room for few rows,
     and where rows of results are not whole cache lines: stores can't be non-temporal, or a line is computed twice.
     """
-    if have_set_conflicts(out, axis, _MOST_ROWS):
+    if columns.conflict_among(_MOST_ROWS):
         return 8, 10
-    if not are_whole_lines(out, axis):
-        return (8, 16) if are_stored_by_lines(out, axis, target) else (16, 16)
-    kept = 2 * LINE_BYTES * constant_size(out.shape[axis : axis + 1])
-    return 2 if kept <= target.cache_bytes.l1 else 4, _MOST_ROWS
+    if not columns.are_whole_lines:
+        return (8, 16) if columns.are_stored_by_lines else (16, 16)
+    kept = 2 * LINE_BYTES * columns.rows
+    return 2 if kept <= columns.target.cache_bytes.l1 else 4, _MOST_ROWS
 
 
-def _interleaves_rows(out: te.Tensor, axis: int, target: Target) -> bool:
+def _interleaves_rows(columns: Columns) -> bool:
     """True if exponentials are computed row by row, each replacing results of the block before, stored beside it.
 
     Memory reads and writes overlap then. Where vectors are shorter than a cache line the kernel is compute-bound, and
     register spills cost more than that gains, unless rows have cache-set conflicts.
     """
-    return vector_lanes(target) * _FLOAT_BYTES >= LINE_BYTES or have_set_conflicts(out, axis, _MOST_ROWS)
+    return vector_lanes(columns.target) * _FLOAT_BYTES >= LINE_BYTES or columns.conflict_among(_MOST_ROWS)
 
 
 def _rows_of_a_part(rows: int, most: int) -> int:
@@ -124,7 +125,7 @@ def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int, *, by_rows: bool) 
 
 
 def _prefetch_rows(
-    s: te.Schedule, out: te.Tensor, parts: SoftmaxParts, sizes: tuple[int, int], loop: te.IterVar, busy: te.Tensor
+    s: te.Schedule, columns: Columns, parts: SoftmaxParts, sizes: tuple[int, int], loop: te.IterVar, busy: te.Tensor
 ) -> None:
     """Prefetch what will be read and written, of this column block or the next, in the arithmetic of stage `busy`.
 
@@ -133,12 +134,12 @@ def _prefetch_rows(
     Where rows are unaligned, only the cache line at a block's end is new.
     """
     (width, block), axis, rows = sizes, parts.axis, parts.rows
-    end = 0 if are_whole_lines(out, axis) else LINE_BYTES // out.dtype.nbytes - 1
-    further = min(parts.size // 2 + rows_ahead(width * out.dtype.nbytes), rows)
+    end = 0 if columns.are_whole_lines else columns.line - 1
+    further = min(parts.size // 2 + rows_ahead(width * columns.out.dtype.nbytes), rows)
 
     def ahead(*i: Any) -> tuple[Any, Any]:
         row = i[axis] * parts.size + i[axis + 1] + further
         over = row >= rows
         return te.select(over, row - rows, row), te.select(over, i[-1] + (width + end), i[-1] + end)
 
-    prefetch_columns(s, busy, loop, out, axis, block, ahead)
+    prefetch_columns(s, busy, loop, columns, block, ahead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of
 from relayc.topi.cpu.norms.images import are_small_images, schedule_images
 from relayc.topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
 from relayc.topi.cpu.norms.row_statistics import elements_of
@@ -33,19 +34,37 @@ def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
     along, by_moments = len(shape) - 1 in axes, known and len(outs) == 1 and anchor.attrs["centred"]
     row = constant_size([shape[a] for a in axes]) * nbytes
-    rows = constant_size([d for a, d in enumerate(shape) if a not in axes])
-    if "axis" in anchor.attrs and along and not (by_moments and exceeds_caches(row, rows, target)):
+    far = exceeds_caches(row, constant_size([d for a, d in enumerate(shape) if a not in axes]), target)
+    several = Refused("a dynamic shape, several results, or no centred norm")
+
+    def row_by_row() -> te.Schedule | Refused:
+        if "axis" not in anchor.attrs or not along:
+            return Refused("rows are not the last dimensions")
+        if by_moments and far:
+            return Refused(f"no cache holds a row of {row} bytes for a second pass")
         return schedule_rowwise(outs, anchor, target)
-    block_bytes = constant_size([shape[a] for a in axes]) * LINE_BYTES
-    if by_moments and not along and axes[0] > 0 and len(axes) == 1 and are_small_images(outs, anchor, target):
-        return schedule_images(outs, anchor, target)
-    fits = not by_moments or block_bytes <= target.cache_bytes.l2 // _SHARE_OF_BLOCKS
-    if len(axes) == 1 and not along and fits:
-        s = te.create_schedule([out.op for out in outs])
-        return schedule_strided_axis(s, outs, anchor, target)
-    if not by_moments:
-        return schedule_stagewise(outs, anchor, target)
-    return _schedule_by_moments(outs, anchor, along and not exceeds_caches(row, rows, target), target)
+
+    def image_by_image() -> te.Schedule | Refused:
+        if not by_moments:
+            return several
+        if along or axes[0] == 0 or len(axes) > 1:
+            return Refused("the norm is not over one dimension between others")
+        small = are_small_images(outs, anchor, target)
+        return schedule_images(outs, anchor, target) if small else small
+
+    def column_blocks() -> te.Schedule | Refused:
+        if len(axes) > 1 or along:
+            return Refused("the norm is over several dimensions, or over the last one")
+        block, room = row // nbytes * LINE_BYTES, target.cache_bytes.l2 // _SHARE_OF_BLOCKS
+        if by_moments and block > room:
+            return Refused(f"a block of a cache line of each row, {block} bytes, exceeds {room} bytes of L2")
+        return schedule_strided_axis(te.create_schedule([out.op for out in outs]), outs, anchor, target)
+
+    return first_of("standardisation", (
+        ("row by row", row_by_row), ("image by image", image_by_image), ("column blocks", column_blocks),
+        ("moments", lambda: _schedule_by_moments(outs, anchor, along and not far, target) if by_moments else several),
+        ("stage by stage", lambda: schedule_stagewise(outs, anchor, target)),
+    ))  # fmt: skip
 
 
 def _schedule_by_moments(

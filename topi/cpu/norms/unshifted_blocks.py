@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.column_blocks import are_whole_lines, prefetch_column_blocks, split_by_lines
+from relayc.topi.cpu.column_blocks import Columns, prefetch_column_blocks, split_by_lines
 from relayc.topi.cpu.norms.row_statistics import inline_others, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size
 from relayc.topi.unshifted_softmax import element_of, exponentials_of, speculate_sums, stages_of
 
 if TYPE_CHECKING:
@@ -30,15 +29,16 @@ _SHARE_OF_L2 = 2
 """Divisor of the L2 size: the most bytes of exponentials of a block."""
 
 
-def unshifted_block_lines(out: te.Tensor, axis: int, target: Target) -> int:
+def unshifted_block_lines(columns: Columns) -> int:
     """Return the cache lines of each row in a column block; 0 where parts of rows, each with its maximum, are better.
 
     That is so for rows of whole cache lines (equal within a tenth); cores with more line-fill buffers weren't measured.
     """
-    if are_whole_lines(out, axis) or out.dtype.nbytes != _FLOAT_BYTES or not has_few_fill_buffers(target):
+    target, floats = columns.target, columns.out.dtype.nbytes == _FLOAT_BYTES
+    if columns.are_whole_lines or not floats or not has_few_fill_buffers(target):
         return 0
-    rows = constant_size(out.shape[axis : axis + 1])
-    return next((n for n in _BLOCK_LINES if rows * n * LINE_BYTES <= target.cache_bytes.l2 // _SHARE_OF_L2), 0)
+    room = target.cache_bytes.l2 // _SHARE_OF_L2
+    return next((n for n in _BLOCK_LINES if columns.rows * n * LINE_BYTES <= room), 0)
 
 
 def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int, work: float, target: Target) -> None:
@@ -49,7 +49,8 @@ def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int
     sums = _sums_of(exponentials, total, axis)
     speculate_sums(s, anchor, exponentials, sums)
     before = [op.output(0) for op in inline_others(s, out, anchor) if uses_reduction(op)]
-    block_loop, _ = split_by_lines(s, out, axis, lines * _LINE, work, target)
+    columns = Columns(out, axis, target)
+    block_loop, _ = split_by_lines(s, columns, lines * _LINE, work)
     for tensor in before:
         s[tensor].compute_at(s[out], block_loop)
         _by_rows(s, tensor, lanes)
@@ -57,7 +58,7 @@ def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int
     s[exponentials].pragma(row, "fuse_with_next")
     (*_, row), _ = _by_rows(s, sums, lanes)
     s[sums].pragma(row, "fuse_with_next")
-    prefetch_column_blocks(s, out, exponentials, vectors, axis, lines * LINE_BYTES)
+    prefetch_column_blocks(s, columns, exponentials, vectors, lines * LINE_BYTES)
 
 
 def _sums_of(exponentials: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:

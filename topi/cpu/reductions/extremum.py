@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.te.tir import Dim, IterVar, PrimExpr
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
@@ -61,7 +62,9 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     s = te.create_schedule([outs[0].op])
     inline_injective(s, outs, keep=[anchor])
     search = _Search(anchor, target)
-    if len(extents) == 1 and (search.fits or not is_static) and outs[0].op.axis:
+    at_once = len(extents) == 1 and (search.fits or not is_static) and bool(outs[0].op.axis)
+    note("position", "two passes" if at_once else "parts", along_memory=along)
+    if at_once:
         passes = search.at_once(s, positions[0].output(0))
         (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
     elif along:
