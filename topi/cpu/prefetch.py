@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from relayc import te
@@ -22,6 +23,7 @@ __all__ = [
     "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "inputs_of", "is_beyond_caches",
     "is_streamed",
     "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
+    "rows_of_whole_lines",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -41,6 +43,11 @@ covers."""
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 8
 """Rows up to this fraction (1 / n) of a cache are still there, or nearer, when they are used: what doesn't come from
 memory must then be in L2."""
+
+
+def rows_of_whole_lines(nbytes: int) -> int:
+    """The fewest contiguous rows of `nbytes` bytes that are whole cache lines together."""
+    return LINE_BYTES // math.gcd(nbytes, LINE_BYTES)
 
 
 def has_line_vectors(target: Target) -> bool:

@@ -20,7 +20,7 @@ from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions, static_shape
 from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead, rows_of_whole_lines
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index, unravel_index
@@ -148,7 +148,7 @@ class PackedLines:
 
 def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
     """Return how many rows of `line` bytes make whole cache lines, and 1 dimension; None if too many or one."""
-    count = LINE_BYTES // math.gcd(line, LINE_BYTES)
+    count = rows_of_whole_lines(line)
     count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
     fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
     return (count, 1) if fits and count > 1 else None
@@ -160,7 +160,7 @@ def _planes(shape: Sequence[int], size: int, target: Target) -> tuple[int, int] 
     With collapsed rows the row of a plane would take divisions; inside of planes it is a loop.
     """
     line, plane = shape[-1] * size, math.prod(shape[-2:]) * size
-    count = LINE_BYTES // math.gcd(plane, LINE_BYTES)
+    count = rows_of_whole_lines(plane)
     count *= max(_PLANES_BYTES // (count * plane), 1)
     fits = line <= LINE_BYTES and count * plane <= target.cache_bytes.l1 // 2
     return (count, 2) if fits and count <= math.prod(shape[:-2]) else None

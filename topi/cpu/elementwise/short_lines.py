@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from relayc import te
@@ -10,7 +9,7 @@ from relayc.te.ir import post_order
 from relayc.te.tir import FloorDiv, FloorMod, ProducerLoad
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.common import fuses_inner
-from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.prefetch import LINE_BYTES, rows_of_whole_lines
 from relayc.topi.groups import constant_size
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
     line = LINE_BYTES // out.dtype.nbytes
     if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
         return 0
-    count = line // math.gcd(line, columns)
+    count = rows_of_whole_lines(columns * out.dtype.nbytes)
     count *= -(-least * line // (columns * count))
     return count if count <= rows and columns * count <= _MOST_LINES * line else 0
 

@@ -7,14 +7,13 @@ many matrices as are whole cache lines together, 64 at most, are transposed into
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr
-from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.prefetch import rows_of_whole_lines
 from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index
@@ -40,7 +39,7 @@ class PackedMatrices:
             return Refused("the output is no batch of static matrices of the input")
         (rows, columns), shape = facts.static_sizes, facts.out.shape
         nbytes = rows * columns * facts.out.dtype.nbytes
-        count = LINE_BYTES // math.gcd(nbytes, LINE_BYTES)
+        count = rows_of_whole_lines(nbytes)
         few = constant_size(shape[:-2]) < SHARES * facts.target.num_cores * count or constant_size([shape[-3]]) < count
         if few or count * nbytes > (facts.caches.l1 if count == 1 else facts.caches.l2 // _PART_OF_L2):
             return Refused(f"matrices of {nbytes} bytes are few, or the caches don't hold {count} together")

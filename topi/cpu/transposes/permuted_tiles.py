@@ -20,7 +20,7 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, const
 from relayc.topi.cpu.accesses import read_of_one, static_shape
-from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead, rows_of_whole_lines
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size
@@ -197,7 +197,7 @@ class PermutedTiles:
         column = _fused(s, out, [loops[i] for i in together])
         line, width = LINE_BYTES // out.dtype.nbytes, parts.size(self.columns)
         if self.transposed:
-            height = self._height(line)
+            height = self._height()
             if apart:
                 row = _fused(s, out, [loops[i] for i in apart])
                 tile, _ = s[out].split(row, factor=height * width // parts.size(together))
@@ -226,12 +226,12 @@ class PermutedTiles:
         whole = [i for i, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         return [i for i in self.rows if i not in whole]
 
-    def _height(self, line: int) -> int:
+    def _height(self) -> int:
         """Rows that are transposed together: whole cache lines where these are contiguous."""
         parts, size = self.parts, self.out.dtype.nbytes
         count, width = parts.size(self.rows), parts.size(self.columns)
         beside = parts.size([i for i in self.rows if i not in self._apart])
-        unit = beside if self._apart else line // math.gcd(width, line)
+        unit = beside if self._apart else rows_of_whole_lines(width * size)
         heights = [n for n in range(unit, count + 1, unit) if count % n == 0 and n * width * size <= _BLOCK_BYTES]
         return max([n for n in heights if n >= block_of(self.transposed, self.tensor.dtype)], default=count)
 
