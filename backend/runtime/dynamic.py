@@ -559,11 +559,11 @@ class DynamicRunner:
         return buffer.lend()
 
     def numpy(self, position: int) -> Any:
-        """An output of the last run that is a tensor, as a numpy copy; None for a sequence."""
-        buffer = self._buffer(position)
+        """An output of the last run that is a tensor, as a numpy array of the user's; None for a sequence."""
+        buffer, index = self._buffer(position), self._graph.outputs[position]
         if buffer is not None:
-            return buffer.array.numpy()
-        index = self._graph.outputs[position]
+            self._lent.add(index)
+            return buffer.numpy()
         return None if self._graph.tensors[index].is_sequence else self.array(index).numpy()
 
     def _own_copies(self, value: Value) -> Any:

@@ -380,7 +380,8 @@ class GraphModule:
         """Sets inputs by name, runs, and returns outputs as numpy arrays, atomically (ONNX Runtime: `run`).
 
         `outputs` are positions or names; None: all. Strings are object arrays, sequences lists of arrays, maps lists of
-        dictionaries. The shortest way through an executor: small models take little longer than their kernels.
+        dictionaries. The arrays are the caller's; later runs do not change them. The shortest way through an executor:
+        small models take little longer than their kernels, and large outputs are not copied.
         """
         with self._lock:
             copy_array = self._inputs.copy_array

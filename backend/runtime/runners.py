@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy.typing as npt
+
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
@@ -29,6 +31,8 @@ _GROWTH = 4
 """An output that outgrows its buffer gets 1 / _GROWTH more than it needs."""
 MOST_WASTE, SMALL_BUFFER = 4, 1 << 16
 """Largest ratio of a reused buffer's size to the size needed; buffers up to `SMALL_BUFFER` bytes are always reused."""
+_LENT_BYTES = 1 << 18
+"""Bytes from which lending memory to a numpy array takes less time than a copy, whose pages are new to the process."""
 _MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
 
 
@@ -277,6 +281,13 @@ class OutputBuffer:
             lease = _Lease(self._block.memory)
             self._block.lease = weakref.ref(lease)
         return self.array.owned_by(lease)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The values as a numpy array of the user's: a copy, or large memory of the host that nobody else has, lent."""
+        is_own = self._users is None and not self._block.is_held
+        if is_own and self._needed >= _LENT_BYTES and self._device.api.host_accessible:
+            return self.hold().__array__(copy=False)
+        return self.array.numpy()
 
     def renew(self, shape: tuple[int, ...] | None = None) -> bool:
         """Make `array` an unshared array of `shape`; true when its memory changed."""

@@ -95,9 +95,9 @@ class StaticRunner:
         return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
     def numpy(self, position: int) -> Any:
-        """An output of the last run as a numpy copy."""
+        """An output of the last run as a numpy array of the user's."""
         buffer = self._outputs[position]
-        return (self.array(self._graph.outputs[position]) if buffer is None else buffer.array).numpy()
+        return self.array(self._graph.outputs[position]).numpy() if buffer is None else buffer.numpy()
 
     def use_output(self, position: int, array: NDArray | None) -> bool:
         """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""
