@@ -95,7 +95,8 @@ class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
 
     Products of half precision are computed in float32, in which they accumulated before, and quantised ones in int32.
-    Their weights keep their 8- or 16-bit type: kernels convert a panel at a time, and use it for all rows.
+    Their weights keep their 8- or 16-bit type: kernels convert a panel at a time, and use it for all rows. Those of
+    Winograd convolutions are float32 once they are transformed.
     """
 
     target: Target
@@ -117,7 +118,8 @@ class _Packer:
         self.packed: dict[tuple[int, str, int], Constant] = {}
         self.matrices: dict[Hashable, PackedMatrix] = {}
         """packed matrices (N, K), by their places"""
-        self.plans: dict[WinogradShape, WinogradPlan | None] = {}
+        self.plans: dict[tuple[WinogradShape, bool], WinogradPlan | None] = {}
+        """plans of Winograd convolutions, by sizes, and whether they are of float64"""
         self.dot4: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
         """copies the values, at the end"""
@@ -312,7 +314,7 @@ class _Packer:
         channels, *kernel, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
-        if isinstance(op, Conv2D | Conv3D) and weight.dtype == call.dtype:
+        if isinstance(op, Conv2D | Conv3D) and weight.dtype == call.dtype and not self._by_bfloat16(weight):
             winograd = self._winograd_plan(call, op)
             if winograd is not None:
                 return self._winograd(call, op, weight, outputs_first, winograd)
@@ -453,17 +455,19 @@ class _Packer:
         return _Dot4(pad_last(quantized, missing), zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
-        shape = winograd_shape(call, op) if call.dtype == "float32" else None
+        shape = winograd_shape(call, op) if call.dtype.is_float else None
         if shape is None:
             return None
-        if shape not in self.plans:
-            self.plans[shape] = winograd_plan(self.target, shape, self.winograd_tiles)
-        return self.plans[shape]
+        key = shape, call.dtype.nbytes > _SINGLE.nbytes
+        if key not in self.plans:
+            self.plans[key] = winograd_plan(at_precision_of(self.target, call.dtype), shape, self.winograd_tiles)
+        return self.plans[key]
 
     def _winograd(
         self, call: Call, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
-    ) -> Call:
-        packed = self._transformed(op, weight, outputs_first, plan)
+    ) -> Expr:
+        wide = _COMPUTED_IN[str(call.dtype)]
+        packed = self._transformed(op, weight, outputs_first, plan, wide)
         channels = None if len(outputs_first) % plan.panel == 0 else len(outputs_first)
         if isinstance(op, Conv3D):
             made: Conv2DNHWCWinograd | Conv3DNDHWCWinograd = Conv3DNDHWCWinograd(
@@ -478,15 +482,15 @@ class _Packer:
                 dilation=op.dilation[-1], channels=channels,
                 likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
             )  # fmt: skip
-        return Call(made, (call.args[0], packed), span=call.span)
+        return _as_type(Call(made, (_widened(call.args[0], wide), packed), span=call.span), call)
 
     def _transformed(
-        self, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
+        self, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan, wide: str
     ) -> Constant:
         """The transformed weights: (O, R, R, I) in panels, of (O, KD, R, R, I) with KD before I."""
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
-            panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel, weight)
+            panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel, weight, wide)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
@@ -591,10 +595,12 @@ def _with_panels(
     if op.pairs:
         quantized, zero_point = _quantized_and_constant(call.args[0])
         return Call(op.replace(zero_point=zero_point), (quantized, panels), span=call.span)
-    data, wide = call.args[0], _COMPUTED_IN[str(call.args[0].dtype)]
-    if wide != data.dtype:
-        data = make_call("cast", (data,), call.span, dtype=wide)
+    data = _widened(call.args[0], _COMPUTED_IN[str(call.args[0].dtype)])
     return _as_type(Call(op, (data, panels), span=call.span), call)
+
+
+def _widened(data: Expr, wide: str) -> Expr:
+    return data if data.dtype == wide else make_call("cast", (data,), data.span, dtype=wide)
 
 
 def _as_type(product: Expr, call: Call) -> Expr:

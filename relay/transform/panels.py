@@ -190,15 +190,17 @@ class PanelPacker:
         self._add(_Work(packed, index, 1, gather), None)
         return packed
 
-    def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
+    def winograd_panels(
+        self, outputs_first: Array, tile: int, width: int, of: Constant | None = None, dtype: str = "float32"
+    ) -> Array:
         """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
 
         (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). The last panel is padded with zeros.
-        Computed in float64.
+        Computed in float64; panels are of `dtype`.
         """
         outputs, *depth, taps, _, inputs = outputs_first.shape
         size, lanes, pack = tile + taps - 1, _lanes(width), partial(_transform, tile)
-        packed = self._arena.empty((-(-outputs // width), size, size, *depth, inputs, width), outputs_first.dtype)
+        packed = self._arena.empty((-(-outputs // width), size, size, *depth, inputs, width), np.dtype(dtype))
         for plane in np.ndindex(*depth):
             into = packed[:, :, :, *plane]
             filters = outputs_first[:, *plane].transpose(0, 3, 1, 2)  # (O, I, R, R), the order of models

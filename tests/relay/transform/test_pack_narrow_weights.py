@@ -47,12 +47,28 @@ def test_convolutions_with_half_precision_weights_are_summed_in_float32(groups):
     x = var("x", shape=(1, 8, 9, 9), dtype="float16")
     weight = RNG.standard_normal((12, 8 // groups, 3, 3)).astype(np.float16)
     data = RNG.standard_normal((1, 8, 9, 9)).astype(np.float16)
-    body = nn.conv2d(x, const(weight), padding=(1, 1), groups=groups)
+    body = nn.conv2d(x, const(weight), 2, (1, 1), groups=groups)
     got, kept = run(body, x, data)
     assert kept == {"float16"}
-    wide = nn.conv2d(op.cast(x, "float32"), const(weight.astype(np.float32)), padding=(1, 1), groups=groups)
+    wide = nn.conv2d(op.cast(x, "float32"), const(weight.astype(np.float32)), 2, (1, 1), groups=groups)
     expected, _ = run(op.cast(wide, "float16"), x, data)
     np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("float64", 1e-12)])
+@pytest.mark.parametrize("depth", [(), (3,)], ids=["planes", "volumes"])
+def test_winograd_convolutions_of_other_types(dtype: str, tolerance: float, depth: tuple[int, ...]):
+    """Those of float16 are computed in float32, with weights transformed in it; those of float64 in float64."""
+    data = RNG.standard_normal((1, 64, *depth, 28, 28)).astype(dtype)
+    weight = (RNG.standard_normal((64, 64, *depth, 3, 3)) / 24).astype(dtype)
+    x, layer = var("x", shape=data.shape, dtype=dtype), nn.conv3d if depth else nn.conv2d
+    body = layer(x, const(weight), padding=(1,) * (2 + len(depth)))
+    optimized = str(relay.optimize(IRModule({"main": Function((x,), body)}), "llvm -mcpu=znver4")["main"])
+    assert "winograd" in optimized
+    got, _ = run(body, x, data)
+    exact = body.op.reference(data.astype(np.float64), weight.astype(np.float64))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(("most", "kept"), [(127, "int8"), (3000, "int16"), (1 << 20, "int32")])

@@ -17,7 +17,7 @@ from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShap
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
-from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import operations_behind, register_schedule
 from relayc.topi.utils import ravel_index
@@ -37,7 +37,7 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     Where the number of tiles is dynamic, a second version goes tile by tile, for images with fewer of them than a block
     has; where only the number of images is, another one is planned for several.
     """
-    order = StoreOrder.of(outs[0])
+    target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
     *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
     s = _arranged(outs, anchor, target, plan)
