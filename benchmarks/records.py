@@ -26,8 +26,8 @@ RESULTS = Path(__file__).parent / "results"
 """The folder of results."""
 CPUS = {"zen5": "Zen 5", "zen4": "Zen 4", "zen3": "Zen 3", "xeon": "Xeon"}
 """The CPUs that were measured, by the names of their files, and what tables call them."""
-MACHINES = {**CPUS, "h200": "H200"}
-PEERS = ("onnxruntime", "openvino", "torch_compile", "torch")
+MACHINES = {**CPUS, "emeraldrapids": "Xeon (Emerald Rapids)", "h200": "H200"}
+PEERS = ("onnxruntime", "genai", "openvino", "llama_cpp", "torch_compile", "torch")
 _LLVM_NAMES = {"znver3": "zen3", "znver4": "zen4", "znver5": "zen5", "sapphirerapids": "xeon"}
 _UNITS = ("ms", "us", "tflops")
 

@@ -192,10 +192,15 @@ def products() -> Rows:
     return rows
 
 
-def bfloat16() -> Rows:
+def on(machine: str, subject: str) -> list[Record]:
+    """The records of a subject on one machine."""
+    return [r for r in read(subject) if r["machine"] == machine]
+
+
+def bfloat16(machine: str) -> Rows:
     """Models in bfloat16 beside float32 and OpenVINO's bfloat16, and the errors of both, one thread."""
     rows = [["model", "of float32's speed", "ratio to OpenVINO", "error", "OpenVINO's error"]]
-    for r in {r["case"]: r for r in read("bfloat16")}.values():
+    for r in {r["case"]: r for r in on(machine, "bfloat16")}.values():
         gain = r["relayc_float32_ms"] / r["relayc_ms"]
         rows.append([r["case"], f"{gain:.2f}", f"{ratio(r):.2f}", f"{r['relayc_error']}", f"{r['openvino_error']}"])
     return rows
@@ -277,9 +282,12 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "architectures": architectures,
     "model sets": model_sets,
     "segmentation": lambda: _by_threads(read("segmentation"), "model"),
-    "quantised": lambda: _by_threads(read("quantised"), "model"),
-    "bfloat16": bfloat16,
-    "language models": lambda: language_models(read("llm")),
+    "quantised": lambda: _by_threads(on("xeon", "quantised"), "model"),
+    "quantised, Emerald Rapids": lambda: _by_threads(on("emeraldrapids", "quantised"), "model"),
+    "bfloat16": lambda: bfloat16("zen4"),
+    "bfloat16, Emerald Rapids": lambda: bfloat16("emeraldrapids"),
+    "language models": lambda: language_models(on("zen4", "llm")),
+    "language models, Emerald Rapids": lambda: language_models(on("emeraldrapids", "llm")),
     "dynamic": dynamic,
     "roofline": roofline,
     "bandwidth": bandwidth,
