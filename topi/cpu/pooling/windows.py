@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import threads_worthwhile, vector_lanes
@@ -63,6 +64,7 @@ def tile_windows(
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
+    note("tiles", "windows", columns=columns, rows=rows, channels=lanes, width=width, taps=taps)
     reach = constant_size([window[-1].extent]) // 2  # padding in front of the first window, at most, usually
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
