@@ -20,27 +20,32 @@ REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_re
 
 
 def emit_bitwise(e: Emitter, call: Call) -> str:
+    """The bits of two integers or booleans combined by and, or, exclusive or; a shift to the left."""
     kind = register_type(call.dtype)
     a, b = e.value(call.args[0]), e.value(call.args[1])
     return e.text.pure(f"{BITWISE[call.op]} {kind} {a}, {b}")
 
 
 def emit_shift_right(e: Emitter, call: Call) -> str:
+    """A shift to the right: the sign bit is repeated for signed types, zeros enter for others."""
     name, kind = "ashr" if call.dtype.is_int else "lshr", register_type(call.dtype)
     return e.text.pure(f"{name} {kind} {e.value(call.args[0])}, {e.value(call.args[1])}")
 
 
 def emit_bitwise_not(e: Emitter, call: Call) -> str:
+    """All bits inverted; of a boolean its one bit."""
     ones = constant(call.dtype, -1) if not call.dtype.is_bool else constant(call.dtype, 1)
     return e.text.pure(f"xor {register_type(call.dtype)} {e.value(call.args[0])}, {ones}")
 
 
 def emit_popcount(e: Emitter, call: Call) -> str:
+    """The number of bits that are set, in each lane."""
     of = call.args[0].dtype
     return convert(e, call_overloaded(e.text, "ctpop", of, e.value(call.args[0])), of, call.dtype)
 
 
 def emit_clz(e: Emitter, call: Call) -> str:
+    """The number of leading zeros, in each lane; for 0 the number of bits of the type."""
     of = call.args[0].dtype
     kind, name = register_type(of), f"llvm.ctlz.{suffix(of)}"
     e.text.module.declare(name, kind, f"{kind}, i1 immarg")
@@ -48,6 +53,7 @@ def emit_clz(e: Emitter, call: Call) -> str:
 
 
 def emit_reinterpret(e: Emitter, call: Call) -> str:
+    """The bits of a value as another type of the same size, pointers included."""
     value, source, target = e.value(call.args[0]), register_type(call.args[0].dtype), register_type(call.dtype)
     if source == target:
         return value
@@ -57,6 +63,7 @@ def emit_reinterpret(e: Emitter, call: Call) -> str:
 
 
 def emit_vector_reduce(e: Emitter, call: Call) -> str:
+    """The sum, the smallest or the largest lane of a vector; 16-bit floats are reduced in float32."""
     of, operation = call.args[0].dtype, REDUCTIONS[call.op]
     if of.lanes == 1:
         return e.value(call.args[0])

@@ -63,6 +63,7 @@ _FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 
 
 def emit_if_then_else(e: Emitter, call: Call) -> str:
+    """The value of one side; only that side is evaluated where evaluating the other one could touch memory."""
     condition = e.value(call.args[0])
     if condition in ("true", "false", "splat (i1 true)"):
         return e.value(call.args[2 if condition == "false" else 1])
@@ -120,12 +121,14 @@ def emit_all_below(e: Emitter, call: Call) -> str:
 
 
 def emit_assume(e: Emitter, call: Call) -> str:
+    """A promise to LLVM that a condition holds."""
     e.text.module.declare("llvm.assume", "void", "i1")
     e.text.effect(f"call void @llvm.assume(i1 {e.value(call.args[0])})")
     return "0"
 
 
 def emit_compare(e: Emitter, expr: Compare) -> str:
+    """A comparison; floats that are NaN compare as unequal, and neither less nor greater."""
     ordered, signed, unsigned = _PREDICATES[expr.__class__]
     of = expr.a.dtype
     if of.is_int and of.lanes == 1 and is_index(e, expr.a) and is_index(e, expr.b):
@@ -182,6 +185,7 @@ def _compare_index(e: Emitter, expr: Compare, predicate: str) -> str:
 
 
 def emit_logical(e: Emitter, expr: Logical) -> str:
+    """And, or: of constants without an instruction."""
     is_and, kind = isinstance(expr, And), register_type(expr.dtype)
     a = e.value(expr.a)
     decided, neutral = (_FALSE, _TRUE) if is_and else (_TRUE, _FALSE)
@@ -211,6 +215,7 @@ def _short_circuit(e: Emitter, second: PrimExpr, a: str, is_and: bool) -> str:
 
 
 def emit_not(e: Emitter, expr: Not) -> str:
+    """The other boolean, in each lane."""
     a = e.value(expr.a)
     if a in ("true", "false"):
         return "false" if a == "true" else "true"
@@ -219,6 +224,7 @@ def emit_not(e: Emitter, expr: Not) -> str:
 
 
 def emit_select(e: Emitter, expr: Select) -> str:
+    """One of two values, both of which are evaluated, by a condition or a vector of them."""
     condition = e.value(expr.condition)
     if condition in _TRUE or condition in _FALSE:
         return e.value(expr.true_value if condition in _TRUE else expr.false_value)

@@ -24,6 +24,7 @@ _LOW_SEVEN_BITS = 0x7F7F7F7F
 
 
 def emit_byte_pairs(e: Emitter, call: Call) -> str:
+    """Pairs of signed bytes, in the halves of 16-bit lanes, as pairs of 16-bit integers in lanes of 32."""
     lanes = call.dtype.lanes
     source = "i16" if lanes == 1 else f"<{lanes} x i16>"
     bytes_ = e.text.pure(f"bitcast {source} {e.value(call.args[0])} to <{2 * lanes} x i8>")

@@ -23,6 +23,7 @@ _INT, _FLOAT, _HANDLE, _STRING = 0, 2, 3, 11
 
 
 def emit_call_extern(e: Emitter, call: Call) -> str:
+    """A call of a C function by its name, without the context."""
     return _call(e, call.dtype, _name(call), [_typed(e, a) for a in call.args[1:]])
 
 
@@ -33,6 +34,7 @@ def emit_call_kernel(e: Emitter, call: Call) -> str:
 
 
 def emit_call_step(e: Emitter, call: Call) -> str:
+    """Run one iteration of the function that a "call_step" names."""
     one = index_of(e, call.args[-1])
     call_range(e, call, one, add_index(e, one, Index(None, 1, 0)))
     return "0"

@@ -63,6 +63,7 @@ _MAX_PERMUTED = 2
 
 
 def emit_load(e: Emitter, load: BufferLoad) -> str:
+    """A scalar or vector read from a buffer; lanes that a mask leaves out are not touched."""
     buffer, of = load.buffer, load.dtype
     if of.lanes == 1:
         return _load_scalar(e, load)

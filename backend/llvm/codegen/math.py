@@ -56,6 +56,7 @@ processors without float16 arithmetic. An arithmetic fence prevents that at no c
 
 
 def emit_llvm_math(e: Emitter, call: Call) -> str:
+    """A function that LLVM has an intrinsic for; 16-bit floats are computed in float32."""
     operands = [computed(e, a) for a in call.args]
     of = compute_type(call.dtype)
     halves = isinstance(call.args[0], Cast) and call.args[0].value.dtype.bits == 16
@@ -79,6 +80,7 @@ def emit_c_math(e: Emitter, call: Call) -> str:
 
 
 def emit_rsqrt(e: Emitter, call: Call) -> str:
+    """1 / sqrt(x), rounded twice."""
     of = compute_type(call.dtype)
     root = call_overloaded(e.text, "sqrt", of, computed(e, call.args[0]))
     one = constant(of, 1.0)
@@ -130,6 +132,7 @@ def _by_registers(e: Emitter, rows: tuple[Instruction, ...], of: DType, values: 
 
 
 def emit_fma(e: Emitter, call: Call) -> str:
+    """a * b + c, rounded once where the processor fuses them."""
     of = compute_type(call.dtype)
     a, b, c = (computed(e, x) for x in call.args)
     if e.machine.fma:
@@ -161,21 +164,25 @@ def emit_round_to_int32(e: Emitter, call: Call) -> str:
 
 
 def emit_fmod(e: Emitter, call: Call) -> str:
+    """The remainder of a division rounded to zero, with the sign of the dividend."""
     of = compute_type(call.dtype)
     a, b = computed(e, call.args[0]), computed(e, call.args[1])
     return rounded(e, e.text.pure(f"frem {register_type(of)} {a}, {b}"), call.dtype)
 
 
 def emit_isnan(e: Emitter, call: Call) -> str:
+    """Is a float not a number?"""
     x, of = computed(e, call.args[0]), compute_type(call.args[0].dtype)
     return e.text.pure(f"fcmp uno {register_type(of)} {x}, {x}")
 
 
 def emit_isinf(e: Emitter, call: Call) -> str:
+    """Is a float one of the infinities?"""
     return _compare_magnitude(e, call, "oeq")
 
 
 def emit_isfinite(e: Emitter, call: Call) -> str:
+    """Is a float neither infinite nor NaN?"""
     return _compare_magnitude(e, call, "olt")
 
 

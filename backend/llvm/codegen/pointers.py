@@ -27,6 +27,7 @@ _DLPACK_FIELDS: dict[str, tuple[int, str]] = {
 
 
 def emit_address_of(e: Emitter, call: Call) -> str:
+    """The address of an element of a buffer. Raises CompileError for anything else."""
     load = call.args[0]
     if not isinstance(load, BufferLoad):
         raise CompileError(f"address_of takes an element of a buffer, not {load}")
@@ -34,10 +35,12 @@ def emit_address_of(e: Emitter, call: Call) -> str:
 
 
 def emit_handle_add_byte_offset(e: Emitter, call: Call) -> str:
+    """An address so many bytes behind another one."""
     return byte_offset(e, e.value(call.args[0]), index_operand(e, index_of(e, call.args[1])))
 
 
 def emit_load_at(e: Emitter, call: Call) -> str:
+    """The value at so many bytes behind an address."""
     address = byte_offset(e, e.value(call.args[0]), index_operand(e, index_of(e, call.args[1])))
     align = element_bytes(call.dtype)
     value = e.text.value(f"load {memory_type(call.dtype)}, ptr {address}, align {align}")
@@ -45,6 +48,7 @@ def emit_load_at(e: Emitter, call: Call) -> str:
 
 
 def emit_store_at(e: Emitter, call: Call) -> str:
+    """Store a value at so many bytes behind an address."""
     of, value = call.args[2].dtype, e.value(call.args[2])
     address = byte_offset(e, e.value(call.args[0]), index_operand(e, index_of(e, call.args[1])))
     e.text.effect(f"store {register_type(of)} {value}, ptr {address}, align {element_bytes(of)}")
@@ -52,6 +56,7 @@ def emit_store_at(e: Emitter, call: Call) -> str:
 
 
 def emit_copy_bytes(e: Emitter, call: Call) -> str:
+    """Copy bytes between memory that doesn't overlap."""
     e.text.module.declare("llvm.memcpy.p0.p0.i64", "void", "ptr, ptr, i64, i1 immarg")
     to, source = e.value(call.args[0]), e.value(call.args[1])
     count = index_operand(e, index_of(e, call.args[2]))
@@ -60,6 +65,7 @@ def emit_copy_bytes(e: Emitter, call: Call) -> str:
 
 
 def emit_dlpack_field(e: Emitter, call: Call) -> str:
+    """A field of a DLTensor, by its name."""
     offset, dtype_name = _DLPACK_FIELDS[string_of(call.args[1], call)]
     stored = dtype(dtype_name)
     address = byte_offset(e, e.value(call.args[0]), offset)
@@ -68,6 +74,7 @@ def emit_dlpack_field(e: Emitter, call: Call) -> str:
 
 
 def emit_prefetch(e: Emitter, call: Call) -> str:
+    """Prefetch the cache line of an address; none of memory that non-temporal stores write."""
     if any(load.buffer.data in e.streamed for load in collect(call.args[0], BufferLoad)):
         return "0"
     address = e.value(call.args[0])
@@ -78,10 +85,12 @@ def emit_prefetch(e: Emitter, call: Call) -> str:
 
 
 def emit_atomic_add(e: Emitter, call: Call) -> str:
+    """Add to a value in memory, atomically; gives the value before."""
     return _atomic(e, call, "fadd" if call.args[1].dtype.is_float else "add")
 
 
 def emit_atomic_max(e: Emitter, call: Call) -> str:
+    """Make a value in memory at least so large, atomically; gives the value before."""
     of = call.args[1].dtype
     return _atomic(e, call, "fmax" if of.is_float else "max" if of.is_int else "umax")
 
@@ -92,6 +101,7 @@ def _atomic(e: Emitter, call: Call, operation: str) -> str:
 
 
 def emit_next_draw(e: Emitter, call: Call) -> str:
+    """The number of draws of a random stream so far, which is one more from now on."""
     stream = as_int(call.args[0])
     assert stream is not None, "streams are constants"
     place = byte_offset(e, "%ctx", CTX_DRAWS + 4 * stream)

@@ -34,6 +34,7 @@ __all__ = [
 
 
 def emit_sequence(e: Emitter, stmt: SeqStmt) -> None:
+    """Statements in order; adjacent ones whose parallel loops may run in one parallel region do."""
     for joined, run in groupby(stmt.stmts, partial(_may_join_region, e)):
         if joined:
             emit_region(e, [independent_loops(each) or (each,) for each in run])  # type: ignore[misc]
@@ -43,6 +44,7 @@ def emit_sequence(e: Emitter, stmt: SeqStmt) -> None:
 
 
 def emit_evaluate(e: Emitter, stmt: Evaluate) -> None:
+    """An expression for its effect; the function returns early where a kernel that is called ran out of memory."""
     if isinstance(stmt.value, IntImm):
         return
     e.value(stmt.value)
@@ -51,11 +53,13 @@ def emit_evaluate(e: Emitter, stmt: Evaluate) -> None:
 
 
 def emit_let_stmt(e: Emitter, stmt: LetStmt) -> None:
+    """A variable bound to a value for a statement."""
     bind(e, stmt.var, stmt.value)
     e.emit(stmt.body)
 
 
 def emit_attribute(e: Emitter, stmt: AttrStmt) -> None:
+    """A statement with an attribute. Raises CompileError for threads of a GPU."""
     if stmt.key in ("thread_extent", "virtual_thread"):
         raise CompileError(
             f"axis {stmt.subject} is bound to a thread of a GPU, unsupported by the llvm target; "
@@ -68,6 +72,7 @@ def emit_attribute(e: Emitter, stmt: AttrStmt) -> None:
 
 
 def emit_if(e: Emitter, stmt: IfThenElse) -> None:
+    """A branch; none where the condition is constant."""
     condition = e.value(stmt.condition)
     if condition in ("true", "false"):
         chosen = stmt.then_case if condition == "true" else stmt.else_case
@@ -92,6 +97,7 @@ def _block(e: Emitter, label: str, body: Stmt, following: str) -> None:
 
 
 def emit_while(e: Emitter, stmt: While) -> None:
+    """A loop that tests its condition before each iteration."""
     text = e.text
     test, body, done = text.label("test"), text.label("while"), text.label("endwhile")
     text.goto(test)
@@ -105,6 +111,7 @@ def emit_while(e: Emitter, stmt: While) -> None:
 
 
 def emit_assert(e: Emitter, stmt: AssertStmt) -> None:
+    """Return the number of a message unless the condition holds. Raises CompileError where functions can't fail."""
     if e.messages is None:
         raise CompileError(f"a kernel can't fail, so it can't assert: {stmt.message}")
     e.messages.append(stmt.message)

@@ -38,6 +38,7 @@ _OPAQUE = 'asm "", "=v,0"'
 
 
 def store_elements(e: Emitter, store: BufferStore) -> None:
+    """Write a scalar or vector to a buffer, at one index or at one for each lane."""
     buffer, of = store.buffer, store.value.dtype
     if store.indices[-1].dtype.lanes == 1 and of.lanes == 1:
         _store_scalar(e, store)
