@@ -249,6 +249,25 @@ def test_results_are_the_callers(dense: bytes) -> None:
     np.testing.assert_array_equal(session.run(["y"], {"x": X})[0], before)
 
 
+@pytest.mark.parametrize("rows", [1 << 9, "n"])
+def test_large_results_are_not_copied_and_keep_their_values(rows: int | str) -> None:
+    values = [_value(name, FLOAT, [rows, 128]) for name in "xy"]
+    session = ours.InferenceSession(_model([helper.make_node("Neg", ["x"], ["y"])], values[:1], values[1:]))
+    inputs = [np.full((1 << 9, 128), number, np.float32) for number in range(4)]
+    results = [session.run(None, {"x": x})[0] for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        np.testing.assert_array_equal(result, -x)
+    results[0][:] = 7  # it is the caller's
+    np.testing.assert_array_equal(session.run(None, {"x": inputs[1]})[0], results[1])
+    assert (results[0] == 7).all() and not results[0].flags.owndata
+    first, second = session.run(["y", "y"], {"x": inputs[2]})
+    first[:] = 7
+    np.testing.assert_array_equal(second, -inputs[2])
+    del result, results, first, second
+    places = {session.run(None, {"x": x})[0].ctypes.data for x in inputs * 5}
+    assert len(places) <= 2, "memory that no caller holds is used again"
+
+
 def test_many_threads_share_a_session(dense: bytes) -> None:
     session = ours.InferenceSession(dense)
     inputs = [np.random.default_rng(k).normal(size=(1 + k % 7, 4)).astype(np.float32) for k in range(40)]
