@@ -1,10 +1,10 @@
-"""The tables of benchmarks/README.md, made from the figures in ``benchmarks/results``.
+"""The tables of benchmarks/README.md and low_precision.md, made from the figures in ``benchmarks/results``.
 
-    python -m benchmarks.report            writes the tables into benchmarks/README.md
-    python -m benchmarks.report --check    changes nothing; exits with 1 if the page is not what the figures give
+    python -m benchmarks.report            writes the tables into the pages
+    python -m benchmarks.report --check    changes nothing; exits with 1 if a page is not what the figures give
     python -m benchmarks.report --print bandwidth      prints all figures of a file of results
 
-The page has a pair of markers for each table; what stands between them is replaced:
+A page has a pair of markers for each table; what stands between them is replaced:
 
     <!-- table: batch 1 -->
     <!-- end -->
@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import models
 from benchmarks.records import CPUS, RESULTS, Record, geometric_mean, markdown, ratio, read
 
-PAGE = Path(__file__).parent / "README.md"
+PAGES = tuple(Path(__file__).parent / name for name in ("README.md", "low_precision.md"))
 ENOUGH = 80
 """Percent of a copy's bandwidth that a memory-bound kernel is expected to have."""
 
@@ -325,12 +325,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.print:
         print(figures(read(options.print)))
         return
-    page = PAGE.read_text()
-    made = render(page)
-    if not options.check:
-        PAGE.write_text(made)
-    elif made != page:
-        sys.exit(f"{PAGE} is not what the figures give: run python -m benchmarks.report")
+    for path in PAGES:
+        page = path.read_text()
+        made = render(page)
+        if not options.check:
+            path.write_text(made)
+        elif made != page:
+            sys.exit(f"{path} is not what the figures give: run python -m benchmarks.report")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ from relayc.topi.groups import constant_size
 
 RANDOM = np.random.default_rng(5)
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
-HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+HASWELL = Target(
+    "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=2"
+)
 NEON = Target("llvm -mtriple=aarch64-unknown-linux-gnu -num-cores=2")
 TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
 
