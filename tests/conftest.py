@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from relayc.backend.source_version import has_source_version
 from tests.pairwise import pairwise
 
 pytest_plugins = ["tests.cuda_emulation.plugin"]
@@ -15,6 +18,24 @@ os.environ["RELAYC_CACHE_DIR"] = "off"  # the tests are about what the compiler 
 
 settings.register_profile("relayc", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relayc")  # a busy machine fails no test, and tests are the same on all
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered_by_tests() -> Iterator[None]:
+    """Operators and schedules that tests register end with their module: with any, models are not taken from caches."""
+    before = set(foreign_definitions())
+    yield
+    for module, table, key in set(foreign_definitions()) - before:
+        del getattr(sys.modules[module], table)[key]
+
+
+def foreign_definitions() -> Iterator[tuple[str, str, object]]:
+    """(module, table, key) of what was registered from outside of the package."""
+    for module, table in (("relayc.relay.op.base", "_registry"), ("relayc.topi.registry", "_schedules")):
+        entries = getattr(sys.modules[module], table) if module in sys.modules else {}
+        for key, entry in entries.items():
+            if not has_source_version(getattr(entry, "function", entry)):
+                yield module, table, key
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -141,7 +141,7 @@ def test_kernels_for_few_threads_do_not_join_those_for_many():
     assert len({node.region for node in graph.nodes}) == 3
 
 
-@pytest.mark.parametrize("attributes", ["-mcpu=haswell -l2-bytes=1048576", "-mcpu=skylake-avx512", "-mcpu=x86-64-v2"])
+@pytest.mark.parametrize("attributes", ["-mcpu=haswell -l3-bytes=16777216", "-mcpu=skylake-avx512", "-mcpu=x86-64-v2"])
 def test_branches_run_concurrently(attributes: str) -> None:
     graph, _ = planned(inception(), Target(f"llvm -mtriple=x86_64-unknown-linux-gnu {attributes} -num-cores=2"))
     assert [len(names) for names in together(graph) if len(names) > 1] == [4, 3]
