@@ -22,6 +22,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 COPIES = {
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/low_precision.md": "low_precision_benchmarks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

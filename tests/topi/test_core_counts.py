@@ -150,7 +150,9 @@ def test_stores_of_the_busiest_core_are_counted():
 
 
 def test_work_is_partitioned_by_rows_where_data_exceeds_weights():
-    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=4")
+    target = Target(
+        "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=4"
+    )
     for size, blocks in ((56, 4), (7, 0)):
         with stored_by_rows():
             nodes = [w for w in workloads(iter([convolution(size, 256, 128, 1)]), target) if "conv" in w.name]

@@ -86,12 +86,16 @@ def _self_attention(
         raise node.error(f"weights of {width} columns for Q, K and V of {list(sizes)}", expected="sizes that add up")
     parts = columns(projected, sizes)
     query, key, value = [split_heads(node, part, heads, "a projection of") for part in parts]
-    before, present = 0, op.stack([key, value], axis=0)
+    before, present = 0, None
+    if (past is not None or node.wants(1)) and sizes[2] != sizes[0]:
+        raise node.error(f"a past of K and V of {sizes[0]} and {sizes[2]} columns", expected="V as wide as K")
     if past is not None:
-        if len(past.shape) != 5 or past.shape[0] != 2 or sizes[2] != sizes[0]:
-            raise node.error(f"a past of {past.ty}", expected="[2, batch, heads, length, size], V as wide as K")
-        before, present = past.shape[3], op.concatenate([past, present], axis=3)
+        if len(past.shape) != 5 or past.shape[0] != 2:
+            raise node.error(f"a past of {past.ty}", expected="[2, batch, heads, length, size]")
+        before, present = past.shape[3], op.concatenate([past, op.stack([key, value], axis=0)], axis=3)
         key, value = _half(present, 0), _half(present, 1)
+    elif node.wants(1):
+        present = op.stack([key, value], axis=0)
     result, _ = attend_masked(node, (query, key, value), mask, bias, before)
     return [merged_heads(result), present if node.wants(1) else None]
 

@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_rejected_by_name():
         ("Attention", [x, w, b, np.ones(3 * BATCH + 2, np.int32)], {"num_heads": HEADS}, "a mask of"),
         ("Attention", [x, w, b], {"num_heads": HEADS, "do_rotary": 1}, "do_rotary=1"),
         ("Attention", [x, w, b], {"num_heads": HEADS, "qkv_hidden_sizes": [8, 8, 8]}, "sizes that add up"),
+        ("Attention", [x, normal(12, 4 * HIDDEN), None, None, normal(2, BATCH, HEADS, 3, SIZE)],
+         {"num_heads": HEADS, "qkv_hidden_sizes": [HIDDEN, HIDDEN, 2 * HIDDEN]}, "V as wide as K"),
         ("MultiHeadAttention", [q, q, q, normal(HIDDEN)], {"num_heads": HEADS}, "a bias of"),
         ("MultiHeadAttention", [q, q, q, *[None] * 3, normal(BATCH, HEADS, 3, SIZE)], {"num_heads": HEADS}, "past"),
     ]:
