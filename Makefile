@@ -88,7 +88,7 @@ $(VENV)-torch/.installed: pyproject.toml setup.py
 
 $(VENV)-clients/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)-clients
-	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' pytest \
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' pytest hypothesis \
 		'tritonclient[http]' kserve
 	touch $@
 
