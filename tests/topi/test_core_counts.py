@@ -21,6 +21,7 @@ from relayc.topi.cpu.products.plan import plan_product
 from relayc.topi.cpu.tiling import best_tile, largest_partition, tile_rows
 from relayc.topi.nn.conv import conv_packed
 from relayc.topi.registry import operations_behind
+from tests.processors import avx2_target
 from tests.topi.model_kernels import attentions, bert_base, convolution, dense, mobilenet_v2, resnet50, workloads
 from tests.topi.written_lines import written_lines
 
@@ -150,9 +151,7 @@ def test_stores_of_the_busiest_core_are_counted():
 
 
 def test_work_is_partitioned_by_rows_where_data_exceeds_weights():
-    target = Target(
-        "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=4"
-    )
+    target = avx2_target(4)
     for size, blocks in ((56, 4), (7, 0)):
         with stored_by_rows():
             nodes = [w for w in workloads(iter([convolution(size, 256, 128, 1)]), target) if "conv" in w.name]

@@ -16,10 +16,9 @@ from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.te.ir import IRModule, PassContext, collect
 from relayc.te.tir import BufferStore, For
+from tests.processors import avx2_target
 
-HASWELL = Target(
-    "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=2"
-)
+HASWELL = avx2_target(2)
 
 SMALL = Target({**HASWELL.to_dict(), "l2-bytes": 65536, "l3-bytes": 65536})
 

@@ -22,12 +22,11 @@ from relayc.te.ir import IRModule, PassContext
 from relayc.te.tir import Dim, SizeVar
 from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd
 from relayc.topi.groups import constant_size
+from tests.processors import avx2_target
 
 RANDOM = np.random.default_rng(5)
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
-HASWELL = Target(
-    "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -l2-bytes=1048576 -l3-bytes=16777216 -num-cores=2"
-)
+HASWELL = avx2_target(2)
 NEON = Target("llvm -mtriple=aarch64-unknown-linux-gnu -num-cores=2")
 TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"]
 
