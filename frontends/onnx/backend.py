@@ -21,6 +21,7 @@ from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.inputs import graph_inputs
 from relayc.frontends.onnx.model import NEWEST_OPSET
 from relayc.relay.container_type import OptionalType
+from relayc.relay.errors import InternalCompileError
 from relayc.relay.expr import Tuple
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule
@@ -64,7 +65,8 @@ class RelayRep(BackendRep):
             if containers:
                 return  # elements of several ranks are specialised on one by one
             shapes = tuple(value.name for value in declared if _may_be_shape(value))
-            if isinstance(error, UnsupportedOperatorError) or not (shapes or _symbolic_inputs(model)):
+            final = isinstance(error, UnsupportedOperatorError | InternalCompileError)
+            if final or not (shapes or _symbolic_inputs(model)):
                 raise
             self._deciding = shapes
 

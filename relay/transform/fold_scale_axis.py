@@ -160,11 +160,12 @@ def per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | No
 
 
 def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) -> np.ndarray[Any, Any] | None:
-    """`data`, broadcast to `rank` dimensions, as a vector along `axis`; None if it varies along another one."""
+    """`data`, broadcast to `rank` dimensions, as a vector along `axis`; None if it has another size there, or varies
+    along another one."""
     if data.ndim > rank or not isinstance(size, int):
         return None
     shape = (*[1] * (rank - data.ndim), *data.shape)
-    if any(d != 1 for a, d in enumerate(shape) if a != axis):
+    if any(d not in ((1, size) if a == axis else (1,)) for a, d in enumerate(shape)):
         return None
     return np.broadcast_to(data.reshape(-1), (size,))
 

@@ -452,9 +452,9 @@ def _bounds(array: Array) -> tuple[float, float]:
 
 
 def random_graph(
-    seed: int, *, only: Sequence[str] = (), dynamic: bool | None = None, opset: int | None = None
+    seed: int, *, only: Sequence[str] = (), dynamic: bool | None = None, opset: int | None = None, most: int = 12
 ) -> Sample:
-    """The graph of a seed: 1 to 12 nodes, by any of the operators (or those of `only`) that its operator set has.
+    """The graph of a seed: 1 to `most` nodes, by any of the operators (or those of `only`) that its operator set has.
 
     `dynamic`: do named dimensions stand in the inputs' shapes? By default in a third of the graphs. Raises ValueError
     where the operator sets of the seed have none of `only`.
@@ -467,7 +467,7 @@ def random_graph(
     if not names:
         raise ValueError(f"none of {', '.join(only)} is in operator set {builder.opset} with {builder.versions}")
     weights = [_weights[name] for name in names]
-    count = rng.randint(1, 12)
+    count = rng.randint(1, most)
     while len(builder.nodes) < count:
         try:
             generators[rng.choices(names, weights)[0]](builder)

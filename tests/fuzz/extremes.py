@@ -32,6 +32,8 @@ STRINGS = (
 )  # fmt: skip
 DIMS = (1, 2, 3, 4, 2, 3, 0, 5, 8)
 HUGE = (0, 1, 2**16, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)
+_NODES = 4
+"""Nodes of a graph, at most: an extreme value meets the nodes beside its own, and time goes to compiling."""
 
 
 def extreme_model(seed: int) -> tuple[ModelProto, Feeds]:
@@ -39,7 +41,7 @@ def extreme_model(seed: int) -> tuple[ModelProto, Feeds]:
     rng = random.Random(seed)
     if seed % 2:
         return _one_node(rng)
-    sample = random_graph(seed)
+    sample = random_graph(seed, most=_NODES)
     model, feeds = ModelProto(), dict(sample.runs[0])
     model.CopyFrom(sample.model)
     for _ in range(rng.choice((1, 1, 2, 3))):

@@ -26,7 +26,9 @@ PATIENCE = 30.0
 """CPU seconds allowed for each; valid models take less than one."""
 
 
-def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
+def attempt(
+    model: ModelProto | bytes, inputs: dict[str, Any], backend: type[RelayBackend] = RelayBackend
+) -> str:
     """The outcome of a model: "runs" or "rejected". Raises any other error."""
     began = time.process_time()
     try:
@@ -34,7 +36,7 @@ def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
         if proto is None:
             from_onnx(model)
         else:
-            RelayBackend.prepare(proto).run({v.name: _value(v, inputs) for v in proto.graph.input})
+            backend.prepare(proto).run({v.name: _value(v, inputs) for v in proto.graph.input})
         outcome = "runs"
     except REFUSALS as error:
         assert str(error) and not isinstance(error, InternalError | InternalCompileError), str(error)

@@ -14,6 +14,7 @@ from relayc.backend.runtime.errors import InternalError
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.input_ports import InputPorts
 from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.backend import RelayBackend
 from relayc.relay.errors import InternalCompileError
 from relayc.relay.op.elementwise import Tanh
 from relayc.te.errors import CompileError
@@ -49,6 +50,14 @@ def test_a_fault_of_a_converter_names_the_node(monkeypatch):
         from_onnx(model())
     assert isinstance(caught.value, CompileError) and isinstance(caught.value.__cause__, Strange)
     assert "please report it" in str(caught.value)
+
+
+def test_a_fault_for_sizes_that_are_open_is_no_refusal_of_open_sizes(monkeypatch):
+    open_sizes = model()
+    open_sizes.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    monkeypatch.setattr(Tanh, "infer", fails)
+    with pytest.raises(InternalCompileError, match="Strange: out of order"):
+        RelayBackend.prepare(open_sizes)
 
 
 def test_a_fault_outside_of_nodes_is_an_internal_error(monkeypatch):

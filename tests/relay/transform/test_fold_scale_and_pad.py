@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relayc.relay import Expr, Function, IRModule, Tuple, const, op, var
+from relayc.relay.analysis import free_vars
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op import nn
 from relayc.relay.transform import FoldPad, FoldScaleAxis, SimplifyInference
@@ -68,6 +69,17 @@ def test_factors_that_vary_along_other_axes_stay(transformed):
     x = var("x", (1, 4, 6, 6))
     before = Function((x,), op.multiply(nn.conv2d(x, weights(6, 4, 1, 1)), weights(6, 6)))
     assert transformed(before, FoldScaleAxis()) is before
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("operator", [op.multiply, op.add, op.divide, op.subtract])
+def test_constants_that_change_the_number_of_channels_stay(transformed, operator, count):
+    x = var("x", (3, 4))
+    layer = nn.dense(x, weights(1, 4))
+    for y in (operator(layer, weights(count)), operator(op.add(layer, weights(1)), weights(count)),
+              nn.dense(operator(var("x", (3, 1)), weights(count)), weights(5, count))):  # fmt: skip
+        before = Function(tuple(free_vars(y)), y)
+        assert "nn.dense" in str(transformed(before, FoldScaleAxis()))
 
 
 def test_a_shared_convolution_is_not_scaled(transformed):
