@@ -185,8 +185,8 @@ class PlanSource(abc.ABC):
         elif isinstance(step, Check):
             sides = f"{self._size(step.left)}, {self._size(step.right)}"
             yield f"  TRY(check_equal({sides}, {quoted(step.source)}));"
-        elif isinstance(step, LoopStep) and step.entry is not None:
-            yield from self._loop(step, step.entry)
+        elif isinstance(step, LoopStep):
+            yield from self._turns(step) if step.entry is None else self._loop(step, step.entry)
         elif isinstance(step, IfStep):
             yield from self._branch(step)
         else:
@@ -203,26 +203,38 @@ class PlanSource(abc.ABC):
         yield f"  TRY({loop.name}(run, g));"
         yield from self._show(step)
 
+    def _turns(self, step: LoopStep) -> Iterator[str]:
+        """Run a loop without a compiled function, one iteration after another."""
+        body = LoopBodySource(step, self)
+        self._add(body)
+        yield f"  TRY({body.loop_name}(run, g, &g->{body.field}));"
+        yield from indented(self._take(step, body.results(), set(self._bound)))
+        yield from self._show(step)
+
     def _branch(self, step: IfStep) -> Iterator[str]:
-        """Run the graph that a condition selects, and take the addresses and shapes of its results."""
-        around = {name: f"outer->sizes[{i}]" for i, name in enumerate(self._graph.sizes) if name in self._bound}
-        unbound = set(self._graph.sizes) - self._bound
+        """Run the graph that a condition selects."""
+        bound = set(self._bound)
         for which, (graph, passed) in enumerate(zip(step.graphs, step.inputs, strict=True)):
-            branch = BranchSource(graph, f"{self._number}_{len(self._branches)}", self._offsets, self, passed, around)
-            self._branches.append(branch)
-            self._fields.append(f"{branch.struct_name} {branch.field};")
+            branch = BranchSource(graph, self, passed)
+            self._add(branch)
             yield "  } else {" if which else f"  if (*(const uint8_t *)g->tensors[{step.condition}]) {{"
             yield f"    TRY(run_{branch._number}(run, g, &g->{branch.field}));"
-            known = set(self._graph.sizes) - unbound
-            for output, result in zip(step.outputs, graph.outputs, strict=True):
-                yield f"    g->tensors[{output}] = g->{branch.field}.tensors[{result}];"
-                shape = branch.result_shape(result)
-                check_rank(self._graph, output, len(shape), step.source)
-                dims = self._graph.tensors[output].shape
-                binds, compares = matched(dims, shape, self._names, known, step.source)
-                yield from indented([*binds, *compares], 2)
+            yield from indented(self._take(step, branch.results(), set(bound)), 2)
         yield "  }"
         yield from self._show(step)
+
+    def _add(self, inside: BranchSource) -> None:
+        self._branches.append(inside)
+        self._fields.append(f"{inside.struct_name} {inside.field};")
+
+    def _take(self, step: IfStep | LoopStep, results: Iterable[_Passed], known: set[str]) -> Iterator[str]:
+        """Set the addresses of a step's outputs, and bind and compare their sizes; `known` are bound before."""
+        for output, (address, shape) in zip(step.outputs, results, strict=True):
+            yield f"g->tensors[{output}] = {address};"
+            check_rank(self._graph, output, len(shape), step.source)
+            dims = self._graph.tensors[output].shape
+            binds, compares = matched(dims, shape, self._names, known, step.source)
+            yield from [*binds, *compares]
 
     def _show(self, step: IfStep | LoopStep) -> Iterator[str]:
         """Set the addresses of what aliases the results of a step, whose sizes are bound now."""
@@ -259,29 +271,39 @@ class PlanSource(abc.ABC):
         yield from [*lines, *self._place_buffers(stage.buffers), "  return MODEL_OK;", "}"]
 
 
+_Passed = tuple[str, list[str]]
+"""The address of a tensor and its shape, in C."""
+
+
 class BranchSource(PlanSource):
-    """The code for a branch in the graph of `outer`, whose tensors `passed` are its inputs; `around` are the bound
-    sizes there, in C."""
+    """The code for a graph that a step in the graph of `outer` runs, whose tensors `passed` are its inputs."""
 
     arguments = "run, outer, g"
 
-    def __init__(
-        self, graph: Graph, number: str, offsets: Mapping[str, int], outer: PlanSource, passed: Sequence[int],
-        around: Mapping[str, str],
-    ) -> None:  # fmt: skip
-        super().__init__(graph, number, offsets)
-        self._outer, self._passed, self._around = outer, passed, around
-        self.field = f"branch_{number}"
+    def __init__(self, graph: Graph, outer: PlanSource, passed: Sequence[int]) -> None:
+        super().__init__(graph, f"{outer._number}_{len(outer._branches)}", outer._offsets)
+        self._outer, self._passed = outer, passed
+        self._around = {name: f"outer->sizes[{i}]" for i, name in enumerate(outer._graph.sizes) if name in outer._bound}
+        """sizes of the graph around"""
+        self.field = f"branch_{self._number}"
         self.functions = [*self.weight_table(), *self._dynamic()]
 
     @property
     def parameters(self) -> str:
         return f"struct run *run, const {self._outer.struct_name} *outer, {self.struct_name} *g"
 
-    def result_shape(self, tensor: int) -> list[str]:
-        """The shape of a tensor in C, for the graph around."""
+    def results(self) -> Iterator[_Passed]:
+        """The outputs, for the graph around."""
         names = {name: f"g->{self.field}.sizes[{i}]" for i, name in enumerate(self._graph.sizes)}
-        return [size_code(d, names) for d in self._graph.tensors[tensor].shape]
+        for index in self._graph.outputs:
+            shape = [size_code(d, names) for d in self._graph.tensors[index].shape]
+            yield f"g->{self.field}.tensors[{index}]", shape
+
+    def _argument(self, position: int) -> _Passed:
+        """The input at a position, as it is passed."""
+        passed = self._passed[position]
+        shape = [size_code(d, self._around) for d in self._outer._graph.tensors[passed].shape]
+        return f"outer->tensors[{passed}]", shape
 
     def _begin_run(self) -> list[str]:
         lines = [f"static int run_{self._number}({self.parameters}) {{", "  int64_t *const s = g->sizes;"]
@@ -289,16 +311,16 @@ class BranchSource(PlanSource):
         self._bound = {name for name in self._graph.sizes if name in self._around}
         lines += [f"  {self._names[name]} = {self._around[name]};" for name in self._graph.sizes if name in self._bound]
         compared: list[str] = []
-        for tensor, passed in zip(self._inputs(), self._passed, strict=True):
-            values = [size_code(d, self._around) for d in self._outer._graph.tensors[passed].shape]
-            if len(values) != len(tensor.shape):
-                raise ModuleError(f"model {self._graph.name!r}: a branch takes {tensor.name!r} of another rank")
-            binds, compares = matched(tensor.shape, values, self._names, self._bound, tensor.name, self._around)
+        for position, tensor in enumerate(self._inputs()):
+            _, shape = self._argument(position)
+            if len(shape) != len(tensor.shape):
+                raise ModuleError(f"model {self._graph.name!r}: a graph inside takes {tensor.name!r} of another rank")
+            binds, compares = matched(tensor.shape, shape, self._names, self._bound, tensor.name, self._around)
             lines += indented(binds)
             compared += indented(compares)
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "input":
-                compared.append(f"  g->tensors[{index}] = outer->tensors[{self._passed[int(tensor.place)]}];")
+                compared.append(f"  g->tensors[{index}] = {self._argument(int(tensor.place))[0]};")
         return [*lines, *compared]
 
     def _end_run(self) -> Iterator[str]:
@@ -309,13 +331,95 @@ class BranchSource(PlanSource):
         return self._place_own(index)
 
 
+class LoopBodySource(BranchSource):
+    """The code for the body of a loop without a compiled function, and the function `loop_name` that repeats it.
+
+    Carried values lie in the struct of the body, from which an iteration reads them. Its results are copied there.
+    """
+
+    def __init__(self, step: LoopStep, outer: PlanSource) -> None:
+        self._loop_step, graph = step, step.graph
+        self._carried, self._stacked = range(len(step.carried)), range(len(step.carried), len(step.outputs))
+        super().__init__(graph, outer, (step.trips, step.condition, *step.carried, *step.outside))
+        self.loop_name = f"loop_{self._number}"
+        self._fields += ["int64_t iteration;", "uint8_t goes_on;", f"struct state states[{len(step.carried) + 1}];"]
+        self._fields += [f"int64_t shape_{k}[{self._rank(k) + 1}];" for k in range(len(step.outputs))]
+        self._memories += [f"stack_{k}" for k in self._stacked]
+        self.functions += self._loop_function()
+
+    def _rank(self, k: int) -> int:
+        """The rank of the result `k` of an iteration, those that are stacked included."""
+        return len(self._graph.tensors[self._graph.outputs[1 + k]].shape)
+
+    def end(self, place: str) -> list[str]:
+        states = [f"{place}.states[{k}].{memory}" for k in self._carried for memory in ("held", "spare")]
+        return [*super().end(place), *[f"release(&{state});" for state in states]]
+
+    def results(self) -> Iterator[_Passed]:
+        place = f"g->{self.field}"
+        for k in self._carried:
+            yield f"{place}.states[{k}].address", [f"{place}.shape_{k}[{i}]" for i in range(self._rank(k))]
+        for k in self._stacked:
+            shape = [f"{place}.iteration", *[f"{place}.shape_{k}[{i}]" for i in range(self._rank(k))]]
+            yield f"{place}.stack_{k}.start", shape
+
+    def _argument(self, position: int) -> _Passed:
+        if position < 2:
+            return f"&g->{('iteration', 'goes_on')[position]}", []
+        k = position - 2
+        if k not in self._carried:
+            return super()._argument(position)
+        return f"g->states[{k}].address", [f"g->shape_{k}[{i}]" for i in range(self._rank(k))]
+
+    def _loop_function(self) -> Iterator[str]:
+        step, source, outputs = self._loop_step, quoted(self._loop_step.source), self._graph.outputs
+        shapes = [self._graph.tensors[index] for index in outputs[1:]]
+        yield f"static int {self.loop_name}({self.parameters}) {{"
+        yield "  int64_t *const s = g->sizes;"
+        yield f"  const int64_t trips = *(const int64_t *)outer->tensors[{step.trips}];"
+        yield f"  int goes_on = *(const uint8_t *)outer->tensors[{step.condition}];"
+        yield "  size_t nbytes;"
+        yield "  (void)s, (void)nbytes;"
+        yield "  g->goes_on = 1;"
+        yield from indented(self._begin_loop())
+        yield "  for (g->iteration = 0; goes_on && g->iteration < trips; ++g->iteration) {"
+        yield f"    TRY(run_{self._number}({self.arguments}));"
+        yield f"    goes_on = *(const uint8_t *)g->tensors[{outputs[0]}];"
+        for k, tensor in enumerate(shapes):
+            result, of = f"g->tensors[{outputs[1 + k]}]", self._dims(tensor)
+            yield f"    TRY({byte_count(tensor.shape, tensor.dtype, self._names, 'nbytes')});"
+            if k in self._carried:
+                yield f"    TRY(carry(&g->states[{k}], {result}, nbytes));"
+            else:
+                yield f"    if (g->iteration) TRY(check_stacked(g->shape_{k}, {of}, {self._rank(k)}, {source}));"
+                yield f"    stack_{k}.nbytes = nbytes;"
+                yield f"    TRY(push(&stack_{k}, {result}, g->iteration, trips));"
+            yield f"    memcpy(g->shape_{k}, {of}, sizeof(int64_t) * {self._rank(k)});"
+        yield "  }"
+        yield "  return MODEL_OK;"
+        yield "}"
+
+    def _begin_loop(self) -> Iterator[str]:
+        """Statements that set the carried values and the stacks as they are before the first iteration."""
+        outer = self._outer._graph
+        names = {name: f"outer->sizes[{i}]" for i, name in enumerate(outer.sizes)}
+        for k, begin in enumerate(self._loop_step.carried):
+            check_rank(self._graph, self._graph.outputs[1 + k], len(outer.tensors[begin].shape), self._loop_step.source)
+            yield f"g->states[{k}].address = outer->tensors[{begin}];"
+            yield from [f"g->shape_{k}[{i}] = {size_code(d, names)};" for i, d in enumerate(outer.tensors[begin].shape)]
+        for k in self._stacked:
+            dims = outer.tensors[self._loop_step.outputs[k]].shape[1:]  # 0 for those not bound yet
+            yield from [f"g->shape_{k}[{i}] = {size_code(d, names)};" for i, d in enumerate(dims)]
+            yield f"int64_t end_{k} = 0;"
+            yield f"struct stack stack_{k} = {{&g->stack_{k}, 0, &end_{k}, 0}};"
+            yield f"TRY(reserve(&g->stack_{k}, 0));"
+
+
 _ADVICE = "only the executor in Python can run; run the model by relayc.runtime, or change it"
 
 
-def _kind(step: LoopStep | SequenceStep | HostStep) -> str:
+def _kind(step: SequenceStep | HostStep) -> str:
     """What a step is, for errors."""
     if isinstance(step, HostStep):
         return f"the host operation {step.action!r}"
-    if isinstance(step, SequenceStep):
-        return f"the sequence operation {step.action!r}"
-    return "a loop that is not one compiled function"
+    return f"the sequence operation {step.action!r}"

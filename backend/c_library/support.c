@@ -353,7 +353,7 @@ struct stack {
 };
 
 /* Makes room for so many results behind the `filled` ones that there are. */
-static int make_room(struct stack *stack, int64_t filled, int64_t room) {
+__attribute__((unused)) static int make_room(struct stack *stack, int64_t filled, int64_t room) {
   if (room <= stack->room && filled) return MODEL_OK;
   struct memory larger = {0};
   int64_t nbytes = size_mul(room, (int64_t)stack->nbytes);
@@ -371,7 +371,7 @@ static int make_room(struct stack *stack, int64_t filled, int64_t room) {
   return MODEL_OK;
 }
 
-static int64_t first_room(const struct stack *stack, int64_t trips) {
+__attribute__((unused)) static int64_t first_room(const struct stack *stack, int64_t trips) {
   int64_t room = (1 << 20) / (int64_t)(stack->nbytes ? stack->nbytes : 1);
   return size_min(size_max(room, 1), trips);
 }
@@ -411,4 +411,42 @@ __attribute__((unused)) static int run_loop(struct run *run, void *graph, struct
       limit = size_min(loop->trips, room);
     }
   }
+}
+
+/* -- loops whose iterations are run one by one */
+
+/* A carried value: in `held`, or what the loop began with. The next one is copied to `spare`. */
+struct state {
+  void *address;
+  struct memory held, spare;
+};
+
+__attribute__((unused)) static int carry(struct state *state, const void *result, size_t nbytes) {
+  if (result == state->address) return MODEL_OK;
+  TRY(reserve(&state->spare, nbytes));
+  if (nbytes) memcpy(state->spare.start, result, nbytes);
+  struct memory filled = state->spare;
+  state->spare = state->held;
+  state->held = filled;
+  state->address = filled.start;
+  return MODEL_OK;
+}
+
+/* Copies a result behind the `filled` ones that there are; at most `trips` are expected. */
+__attribute__((unused)) static int push(struct stack *stack, const void *result, int64_t filled, int64_t trips) {
+  if (filled == stack->room)
+    TRY(make_room(stack, filled, filled ? size_min(size_mul(filled, 2), trips) : first_room(stack, trips)));
+  if (stack->nbytes) memcpy((void *)(intptr_t)*stack->word, result, stack->nbytes);
+  *stack->word += (int64_t)stack->nbytes;
+  return MODEL_OK;
+}
+
+/* Compares the shapes of two results of `source` that are to be stacked. */
+__attribute__((unused)) static int check_stacked(const int64_t *left, const int64_t *right, int32_t rank,
+                                                 const char *source) {
+  for (int32_t axis = 0; axis < rank; ++axis)
+    if (left[axis] != right[axis])
+      return fail(MODEL_SIZE_MISMATCH, "%s: iterations give values of sizes %" PRId64 " and %" PRId64
+                  " along axis %d to be stacked; expected one", source, left[axis], right[axis], (int)axis);
+  return MODEL_OK;
 }

@@ -139,6 +139,65 @@ MODELS: dict[str, Model] = {
                      for n, p in ((3, 3), (100, 1), (0, 2), (40, 0), (1, 5))],
         lambda rng: {"first": np.array([0])},
     ),
+    "a loop in which values decide sizes": Model(
+        """kept (int64 n, float[p] x, float[2] w, int64[1] size)
+           => (float[m] y, float[2] a, float[2] b, float[k,3] found, int64[k] counts, int64 last) {
+          yes = Constant <value = bool {1}> ()
+          begin = Constant <value_int = 7> ()
+          y, a, b, last, found, counts = Loop (n, yes, x, w, w2, begin) <body =
+            step (int64 i, bool go, float[q] u, float[2] v1, float[2] v2, int64 before)
+            => (bool goes_on, float[r] t, float[2] v3, float[2] v4, int64 number, float[3] few, int64 count) {
+              mean = ReduceMean <keepdims = 0> (u)
+              above = Greater (u, mean)
+              some = Compress <axis = 0> (u, above)
+              t = Concat <axis = 0> (some, v1)
+              v3 = Identity (v2)
+              v4 = Identity (v1)
+              number = Identity (i)
+              pad = Expand (mean, size)
+              padded = Concat <axis = 0> (t, pad)
+              few, places = TopK <axis = 0> (padded, three)
+              shape = Shape (t)
+              count = Squeeze (shape)
+              goes_on = Less (count, many)
+            }>
+        }""",
+        lambda rng: [{"n": np.int64(n), "x": floats(rng, p), "w": floats(rng, 2), "size": np.array([k])}
+                     for n, p, k in ((3, 30, 4), (100, 5, 3), (0, 2, 3), (4, 300, 9), (1, 5, 3), (7, 31, 3))],
+        lambda rng: {"w2": floats(rng, 2), "three": np.array([3]), "many": np.int64(120)},
+    ),
+    "loops in which values decide sizes, in a branch and in each other": Model(
+        """nested (bool c, int64 n, float[p] x) => (float[m] y, float[k,2] all) {
+          y, all = If (c) <
+            then_branch = yes () => (float[m1] y1, float[k1,2] all1) {
+              y1, all1 = Loop (n, c, x) <body = outer (int64 i, bool go, float[q] u)
+                => (bool go2, float[r] v, float[2] s) {
+                go2 = Identity (go)
+                positive = Greater (u, zero)
+                some = Compress <axis = 0> (u, positive)
+                grown, parts = Loop (i, go, some) <body = inner (int64 j, bool more, float[a] e)
+                  => (bool more2, float[b] f, float part) {
+                    more2 = Identity (more)
+                    g = Sin (e)
+                    low = Greater (e, g)
+                    h = Compress <axis = 0> (e, low)
+                    f = Concat <axis = 0> (h, x, e)
+                    part = ReduceSum <keepdims = 0> (f)
+                  }>
+                v = Concat <axis = 0> (grown, parts)
+                total = ReduceSum <keepdims = 1> (v)
+                s = Concat <axis = 0> (total, total)
+              }>
+            },
+            else_branch = no () => (float[m2] y2, float[k2,2] all2) {
+              y2 = Neg (x)
+              all2 = Constant <value = float[1,2] {1.0, 2.0}> ()
+            }>
+        }""",
+        lambda rng: [{"c": np.bool_(c), "n": np.int64(n), "x": floats(rng, p)}
+                     for c, n, p in ((1, 3, 4), (0, 3, 4), (1, 5, 2), (1, 0, 3), (1, 4, 0), (1, 1, 9))],
+        lambda rng: {"zero": np.float32(0)},
+    ),
     "branches": Model(
         """chosen (bool c, bool d, float[n,4] x) => (float[m,4] y, float[n,4] z, float[n,4] same) {
           y, z, same = If (c) <

@@ -16,7 +16,7 @@ import pytest
 
 from relayc.backend.runtime import CompiledModel, device, graph_executor
 from tests.c_library.library import CError, Context, Library, unaligned
-from tests.c_library.models import MODELS, floats
+from tests.c_library.models import MODELS, Model, floats
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="libraries are made for Linux"),
@@ -169,6 +169,21 @@ def test_wrong_sizes_are_errors(exported):
     with failing("INVALID_ARGUMENT", "-1 threads"):
         context.set_num_threads(-1)
     check_same(context.run([x, mask]), context.clone().run([x, mask]))  # nothing is broken
+
+
+def test_results_of_several_sizes_are_not_stacked(tmp_path):
+    text = (
+        "g (int64 n, bool[4] keep, float[4] x) => (float[k,m] y) { yes = Constant <value = bool {1}> () "
+        "last, y = Loop (n, yes, keep) <body = b (int64 i, bool go, bool[4] p) => (bool e, bool[4] q, float[l] v) { "
+        "e = Identity (go) q = Not (p) v = Compress <axis = 0> (x, p) }> }"
+    )
+    model = Model(text, lambda rng: [])
+    model.compiled().export_c(tmp_path / "made", "net")
+    context, x = Library(tmp_path / "made", "net").create(), np.arange(4, dtype=np.float32)
+    keep = np.array([True, False, False, False])
+    with failing("SIZE_MISMATCH", "iterations give values of sizes 1 and 3 along axis 0 to be stacked"):
+        context.run([np.array(2), keep, x])
+    check_same(context.run([np.array(1), keep, x]), [x[:1].reshape(1, 1)])
 
 
 def test_memory_of_outputs_is_checked(exported):

@@ -225,17 +225,17 @@ def test_names_of_inputs_may_be_anything(tmp_path):
     [
         (Model("g (string[2] words) => (string[2] upper) { upper = StringNormalizer <case_change_action = \"UPPER\"> "
                "(words) }", lambda rng: []), "'words' is of strings"),
-        (Model("g (int64 n, bool c, float[4] x) => (float[m] y) { y = Loop (n, c, x) <body = b (int64 i, bool d, "
-               "float[k] u) => (bool e, float[l] v) { e = Identity (d) p = Less (u, zero) v = Compress <axis = 0> "
-               "(u, p) }> }", lambda rng: [], lambda rng: {"zero": np.float32(0)}),
-         "y is a loop that is not one compiled function"),
+        (Model("g (int64 n, bool c, float[2] x) => (float[m] y) { s = SequenceEmpty () t = Loop (n, c, s) <body = b "
+               "(int64 i, bool d, seq(float[2]) u) => (bool e, seq(float[2]) v) { e = Identity (d) k = SequenceLength "
+               "(u) f = Cast <to = 1> (k) g = Add (x, f) v = SequenceInsert (u, g) }> y = ConcatFromSequence "
+               "<axis = 0> (t) }", lambda rng: []), "Loop 't' is the sequence operation 'make'"),
         (Model("g (seq(float[2]) s) => (float[2] y) { k = Constant <value_int = 0> () y = SequenceAt (s, k) }",
                lambda rng: []), "'s' is a sequence"),
         (Model("g (bool c, float[1,8] x) => (float y) { y = If (c) <then_branch = t () => (float[n] a) { a = Squeeze "
                "(x, axis) }, else_branch = e () => (float[m,k] b) { b = Identity (x) }> }", lambda rng: [],
                lambda rng: {"axis": np.array([0])}), r"outputs of other ranks, \[2\] instead of \[1\]"),
     ],
-    ids=["strings", "a loop", "a sequence", "branches of other ranks"],
+    ids=["strings", "a loop over a sequence", "a sequence", "branches of other ranks"],
 )  # fmt: skip
 def test_what_only_the_executor_can_run_is_refused(model, text, tmp_path):
     with pytest.raises(ModuleError, match=text):
