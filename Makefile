@@ -25,9 +25,9 @@ torch: $(VENV)-torch/.installed linked
 	$(VENV)-torch/bin/basedpyright --pythonpath $(VENV)-torch/bin/python --project build/typecheck/pyproject.toml \
 		build/typecheck/relayc/torch
 
-# The tests of the server with clients that others wrote, in an environment of their own.
+# The tests of the server with clients that others wrote, and of batches on Dask and Ray, in an environment of their own.
 clients: $(VENV)-clients/.installed
-	$(VENV)-clients/bin/python -m pytest tests/server/test_clients.py
+	$(VENV)-clients/bin/python -m pytest tests/server/test_clients.py tests/batches
 
 # The type checker follows no package mapping and no linked folders: it reads the linked package.
 lint: $(VENV)/.installed linked
@@ -88,8 +88,8 @@ $(VENV)-torch/.installed: pyproject.toml setup.py
 
 $(VENV)-clients/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)-clients
-	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve]' pytest hypothesis \
-		'tritonclient[http]' kserve
+	$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dask]' pytest hypothesis \
+		'tritonclient[http]' kserve 'ray[data]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
