@@ -21,7 +21,7 @@ from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.te import size_var
 from relayc.te.ir import post_order
-from relayc.topi.cpu.tiling import amx_panel
+from relayc.topi.cpu.tiling import amx_panel, has_amx
 from tests.backend.llvm.regions import assemble
 from tests.processors import HAS_AMX
 
@@ -129,7 +129,8 @@ def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
 @pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
 @pytest.mark.parametrize(("rows", "steps", "units"), [
-    (4, 6, 16), (16, 16, 20), (17, 16, 32), (32, 32, 33), (33, 24, 96), (49, 7, 64), (70, 40, 24), (67, 32, 40),
+    (2, 8, 32), (4, 6, 16), (16, 16, 20), (17, 16, 32), (32, 32, 33), (33, 24, 96), (49, 7, 64), (70, 40, 24),
+    (67, 32, 40),
 ])  # fmt: skip
 def test_products(rows: int, steps: int, units: int, target: str, operator: str):
     random, form = np.random.default_rng(rows), OPERATORS[operator]
@@ -252,7 +253,7 @@ def test_products_of_bfloat16(case: tuple[tuple[int, ...], dict[str, Any]], thre
 
 @pytest.mark.parametrize(("cpu", "rows", "depth", "used"), [
     ("sapphirerapids", 64, 256, True), ("sapphirerapids", 64, 255, True), ("cooperlake", 64, 256, False),
-    ("sapphirerapids", 3, 256, False), ("znver4", 64, 256, False),
+    ("sapphirerapids", 1, 256, True), ("znver4", 64, 256, False),
 ])  # fmt: skip
 def test_amx_of_bfloat16_is_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
     function, _, _ = bfloat16_layer(rows, depth, outputs=64)
@@ -264,7 +265,8 @@ def test_amx_of_bfloat16_is_used_where_it_is_faster(cpu: str, rows: int, depth: 
 
 @pytest.mark.parametrize(("cpu", "rows", "depth", "used"), [
     ("sapphirerapids", 64, 256, True), ("graniterapids", 64, 256, True), ("icelake-server", 64, 256, False),
-    ("sapphirerapids", 3, 256, False), ("sapphirerapids", 64, 52, True), ("sapphirerapids", 64, 44 * 23, True),
+    ("sapphirerapids", 1, 256, False), ("sapphirerapids", 2, 256, True), ("sapphirerapids", 64, 52, True),
+    ("sapphirerapids", 64, 44 * 23, True),
     ("sapphirerapids", 64, 4 * 23, False),
 ])  # fmt: skip
 def test_amx_is_used_where_it_is_faster(cpu: str, rows: int, depth: int, used: bool):
@@ -301,22 +303,49 @@ def test_windows_are_copied_only_where_lines_are_too_short(size: int, stride: in
     assert "amx_dot_bytes" in text and ("windows" in text) == copied
 
 
-@needs_amx
+def layer_of_rows(lead: tuple[int | str, ...], form: str) -> tuple[IRModule, Array]:
+    """A product with ReLU of a dynamic number of rows, of integers that both forms sum exactly; its weights."""
+    weight = np.random.default_rng(len(lead)).integers(-100, 100, (70, 64))
+    symbols = {name: size_var(name) for name in lead if isinstance(name, str)}
+    shape = (*[symbols[d] if isinstance(d, str) else d for d in lead], 64)
+    if form == "dot4":
+        x = var("x", shape, "uint8")
+        product = nn.dense(op.cast(x, "int32"), const(weight.astype(np.int32)))
+    else:
+        x = var("x", shape, "bfloat16")
+        product = make_call("nn.dense", (x, const(weight.astype(ml_dtypes.bfloat16))), out_dtype="float32")
+    return IRModule({"main": Function((x,), nn.relu(product))}), weight
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("lead", "sizes"), [
-    (("n",), [(1,), (31,), (32,), (33,), (170,)]), (("b", "n"), [(1, 3), (2, 16), (1, 70), (3, 50)]),
+    (("n",), [(0,), *[(n,) for n in range(1, 18)], (31,), (32,), (33,), (170,)]),
+    (("b", "n"), [(1, 3), (2, 16), (1, 70), (3, 50)]),
     ((1, "n"), [(1, 5), (1, 40)]), (("b", 16), [(1, 16), (7, 16)]),
 ], ids=str)  # fmt: skip
-def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int):
-    """Vectors multiply fewer rows than a pair of tiles has."""
-    random = np.random.default_rng(threads)
-    weight = random.integers(-128, 128, (70, 64)).astype(np.int32)
-    symbols = {name: size_var(name) for name in lead if isinstance(name, str)}
-    x = var("x", (*[symbols[d] if isinstance(d, str) else d for d in lead], 64), "uint8")
-    body = nn.relu(nn.dense(op.cast(x, "int32"), const(weight)))
-    compiled = relay.build(IRModule({"main": Function((x,), body)}), f"llvm -num-cores={threads}")
-    assert "tdpbusd" in compiled.module.get_source("raw-ll")
+def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int, form: str):
+    """Lower tiles, down to the fewest rows for which they are faster than vectors, multiply fewer rows."""
+    if not has_amx(Target("llvm"), form):
+        pytest.skip(f"this machine has no AMX for {form}")
+    module, weight = layer_of_rows(lead, form)
+    compiled = relay.build(module, f"llvm -num-cores={threads}")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     for size in sizes:
-        data = random.integers(0, 256, (*size, 64)).astype(np.uint8)
-        np.testing.assert_array_equal(runner(data)[0].numpy(), np.maximum(data.astype(np.int32) @ weight.T, 0))
+        data = np.random.default_rng(1).integers(0, 200, (*size, 64))
+        exact = np.maximum(data @ weight.T, 0)
+        dtype = "uint8" if form == "dot4" else "bfloat16"
+        np.testing.assert_array_equal(runner(data.astype(dtype))[0].numpy(), exact)
+
+
+@pytest.mark.parametrize(("form", "heights", "vectors"), [
+    ("dot4", {16, 8, 4, 2}, "vpdpbusd"), ("dot2_bfloat16", {16, 8, 4, 2, 1}, None),
+])  # fmt: skip
+def test_dynamic_numbers_of_rows_have_lower_tiles(form: str, heights: set[int], vectors: str | None):
+    """Vectors multiply a single row of bytes only."""
+    x, w = te.placeholder((size_var("n"), 16), "int32"), te.placeholder((3, 16, 32), "int32")
+    y = topi.nn.dense_dot4(x, w, 70, form=form)
+    text = str(te.lower(topi.schedule_for([y], Target(SAPPHIRE)), [x, w, y]))
+    assert {int(rows) for rows in re.findall(r"amx_configure\((\d+),", text)} == heights
+    assembly = relay.build(layer_of_rows(("n",), form)[0], SAPPHIRE).module.get_source("asm")
+    assert [name for name in ("vpdpbusd", "vdpbf16ps") if name in assembly] == ([vectors] if vectors else [])

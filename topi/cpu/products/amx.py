@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ from relayc.topi.tuning import choose
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["TilePlan", "plan_tiles", "schedule_tiles"]
+__all__ = ["TilePlan", "plan_tiles", "schedule_tiles", "tile_plans"]
 
 _ROWS, _LANES, _WORD_BYTES = 16, 16, 4
 _FEWEST_IN_PLACE, _SHORTEST_LINE = 13, 10
@@ -64,8 +64,8 @@ _INSTRUCTIONS = {"dot4": "amx_dot_bytes", "dot2_bfloat16": "amx_dot_bfloat16"}
 """Products of tiles, by the form of a product."""
 _TILE_ROWS = 8
 """Fixed cost of each pair of tiles, in rows of tiles."""
-_DYNAMIC_ROWS = 128
-"""Rows whose tiles prefetch the next panel where the number of rows is dynamic."""
+_DYNAMIC_TILES = 4
+"""Pairs of tiles that prefetch the next panel where the number of rows is dynamic; of few rows one does."""
 _STEPS_AT_ONCE, _OPERATIONS_BEHIND = 8, 8
 """Words that the tiles multiply while vectors do an operation, and operations for each sum afterwards."""
 _BLOCK_SHARE, _BLOCK_SHARE_OF_WINDOWS = 1 / 2, 1 / 4
@@ -185,6 +185,12 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
     return TilePlan(height, depth, min(tiles * height, rows), shares_rows)
 
 
+def tile_plans(plan: TilePlan, fewest: int) -> list[TilePlan]:
+    """A plan, followed, where the number of rows is dynamic, by those for less than it takes, down to the `fewest`."""
+    halvings = 1 if plan.block else (plan.height // fewest).bit_length()
+    return [replace(plan, height=plan.height >> n) for n in range(halvings)]
+
+
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
     """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for the epilogue."""
     note("tiles", "AMX", plan)
@@ -202,7 +208,8 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     (m, n), (k,) = s[sums].op.axis, s[sums].op.reduce_axis
     s[sums].reorder(m, n, k)
     panel, steps = panel_width(anchor), constant_size([extent_of(k)])
-    tiles = -(-(plan.block or _DYNAMIC_ROWS) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
+    tiles = -(-plan.block // plan.height) or (_DYNAMIC_TILES if plan.height == 2 * _ROWS else 1)
+    tiles = tiles if constant_size(sums.shape[-1:]) > panel else 0
     s[sums].tensorize(m, _multiply(anchor.attrs["form"], plan.height, panel, steps, plan.depth, tiles, plan.window))
     for op in windows:
         if plan.shares_rows:

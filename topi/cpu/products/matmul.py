@@ -23,13 +23,13 @@ from relayc.topi.cpu.common import (
     vectorize_runs,
 )
 from relayc.topi.cpu.elements import functions_behind
-from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
+from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles, tile_plans
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.panel_prefetch import stream_panels, stream_results, stream_widened
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
 from relayc.topi.cpu.products.split_k import sum_split_k
 from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
-from relayc.topi.cpu.tiling import at_precision_of, tile_rows, vector_lanes
+from relayc.topi.cpu.tiling import FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
 
@@ -143,11 +143,12 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     def by_tiles() -> te.Schedule | Refused:
         if not tiles:
             return tiles
-        small = None if tiles.block else by_vectors()
-        s = schedule_tiles(outs, anchor, target, tiles)
-        if small is not None:
-            s.specialize_small(small)
-        return s
+        fewest = FEWEST_AMX_ROWS[anchor.attrs["form"]]
+        schedules = [schedule_tiles(outs, anchor, target, plan) for plan in tile_plans(tiles, fewest)]
+        if not tiles.block and fewest > 1:
+            plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+            schedules.append(_dense_packed(outs, anchor, target, [plan, *fewer_rows(plan)][-1]))
+        return _versions(schedules)
 
     return first_of("product", (("AMX tiles", by_tiles), ("register tiles", by_vectors)))
 
@@ -160,7 +161,11 @@ def for_any_rows(
     """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has, down to `heights`."""
     counted = not all(isinstance(d, int) for d in rows)
     plans = [plan, *(fewer_rows(plan, heights) if counted else ())]
-    schedules = [schedule(outs, anchor, target, p) for p in plans]
+    return _versions([schedule(outs, anchor, target, p) for p in plans])
+
+
+def _versions(schedules: Sequence[te.Schedule]) -> te.Schedule:
+    """The first schedule; where there are fewer rows than its tiles have, the next one."""
     for s, smaller in pairwise(schedules):
         s.specialize_small(smaller)
     return schedules[0]
