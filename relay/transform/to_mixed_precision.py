@@ -17,7 +17,7 @@ pass costs one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -28,6 +28,7 @@ from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetIte
 from relayc.relay.op.base import MixedPrecision, OpDef, get_op, make_call
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import BatchMatmul, Dense
+from relayc.relay.op.nn.pool import MaxPool
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType, dtype
@@ -92,28 +93,37 @@ class _Converter:
 
     def convert(self, function: Function) -> Function:
         order = cast("list[Expr]", list(post_order(function)))
-        stored_narrow = self.large_images(order) if self.settings.of_weights else set[int]()
+        stored_narrow = self.images_stored_narrow(order) if self.settings.of_weights else set[int]()
         for e in order:
             if e is not function:
-                made = self.visit(e)
-                self.done[id(e)] = self.as_stored_narrow(made) if id(e) in stored_narrow else made
+                self.done[id(e)] = self.stored_narrow(e) if id(e) in stored_narrow else self.visit(e)
         body = self.done[id(function.body)]
         if self.settings.keep_orig_output_dtype:
             body = self.restored(function.body)
         return function if body is function.body else function.with_body(body)
 
-    def large_images(self, order: Iterable[Expr]) -> set[int]:
-        """The ids of large float32 results that both low-precision convolutions and other operators read."""
+    def images_stored_narrow(self, order: Sequence[Expr]) -> set[int]:
+        """The ids of large float32 results that both low-precision convolutions and other operators read, and of
+        results of max pooling that only the former do."""
         convolved, others, limit = set[int](), set[int](), self.settings.round_images_above
-        for call in [e for e in order if isinstance(e, Call)]:
+        calls = [e for e in order if isinstance(e, Call)]
+        for call in calls:
             narrow = isinstance(call.op, Conv1D | Conv2D | Conv3D) and self.takes_narrow(call, call.op)
-            read = {id(a) for a in call.args if isinstance(a, Call) and _float32_bytes(a.ty) > limit}
-            (convolved if narrow else others).update(read)
-        return convolved & others
+            (convolved if narrow else others).update(id(a) for a in call.args)
+        large = {id(e) for e in calls if _float32_bytes(e.ty) > limit}
+        pooled = {id(e) for e in calls if isinstance(e.op, MaxPool) and e.dtype == _WIDE}
+        grouped = {id(field) for e in order if isinstance(e, Tuple) for field in e.fields}
+        return convolved & (large & others | pooled - others - grouped)
 
-    def as_stored_narrow(self, e: Expr) -> Expr:
-        """`e` rounded, in float32: low-precision readers take the rounded value itself."""
-        narrow = self.as_narrow(e)
+    def stored_narrow(self, e: Expr) -> Expr:
+        """`e` computed and rounded, in float32: low-precision readers take the rounded value itself.
+
+        The largest of rounded values is the rounded largest one, so max pooling reads rounded values.
+        """
+        if isinstance(e, Call) and isinstance(e.op, MaxPool):
+            narrow = e.rebuild(lambda child: child if child is e.op else self.as_narrow(self.restored(child)))
+        else:
+            narrow = self.as_narrow(self.visit(e))
         wide = self.cast_to(narrow, _WIDE)
         self.casts[id(wide), self.narrow] = narrow
         return wide

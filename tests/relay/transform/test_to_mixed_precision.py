@@ -12,7 +12,7 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Constant
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relayc.relay.transform import ToMixedPrecision
+from relayc.relay.transform import ToMixedPrecision, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, structural_equal
@@ -220,3 +220,30 @@ def test_large_images_of_residual_connections_are_stored_rounded(limit: int, rou
     residual = cast(narrow, "float32") if rounded else image
     after = relay.add(relay.nn.conv2d(narrow, half(v, "bfloat16"), **to), residual)
     assert_becomes(before, relay.Function((x,), after), "bfloat16", of_weights=True, round_images_above=limit)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_max_pooling_that_only_convolutions_read_is_of_rounded_values(shared: bool):
+    """The largest rounded value is the rounded largest one; other readers get values that are not rounded."""
+    x, w = relay.var("x", (1, 8, 6, 6)), weights(8, 8, 1, 1)
+
+    def pooled(image: relay.Expr) -> relay.Expr:
+        return relay.nn.max_pool2d(image, (3, 3), strides=(2, 2))
+
+    def product(image: relay.Expr, filters: relay.Expr, **to: str) -> relay.Expr:
+        return relay.nn.conv2d(image, filters, **to)
+
+    exact, narrow = pooled(relay.exp(x)), pooled(cast(relay.exp(x), "bfloat16"))
+    before = product(exact, w)
+    after = product(cast(exact, "bfloat16") if shared else narrow, half(w, "bfloat16"), out_dtype="float32")
+    if shared:
+        before, after = relay.Tuple((before, exact)), relay.Tuple((after, exact))
+    settings = {"of_weights": True}
+    assert_becomes(relay.Function((x,), before), relay.Function((x,), after), "bfloat16", **settings)
+
+
+@pytest.mark.parametrize(("cpu", "limit"), [("cooperlake", 4000), ("sapphirerapids", 1000)])
+def test_smaller_images_are_rounded_beside_amx(cpu: str, limit: int):
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -l2-bytes=4000")
+    (settings,) = [p for p in default_pipeline(3, target, "bfloat16") if isinstance(p, ToMixedPrecision)]
+    assert settings.round_images_above == limit
