@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from relayc import te
 from relayc.te.arith import Analyzer
 from relayc.te.ir import post_order
-from relayc.te.tir import Dim, Var, as_int, convert
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, convert
+from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
-__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_injective", "likely_extent"]
+__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "inlined", "is_injective", "likely_extent"]
 
 
 def is_injective(op: te.Operation) -> bool:
@@ -29,6 +31,42 @@ def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[t
     for op in ops:
         if id(op) not in kept and is_injective(op):
             s[op].compute_inline()
+
+
+def inlined(value: PrimExpr, keep: te.Operation | None = None) -> PrimExpr:
+    """`value` with reads of injective operations, but for `keep`, replaced by their formulas.
+
+    An element that is read in several places is one shared expression: where formulas fork and join, as in chains of
+    x * sigmoid(x), copies would double with each step.
+    """
+    numbers = ValueNumbers()
+    bodies = dict[object, PrimExpr]()
+    formulas = dict[object, PrimExpr]()
+
+    def element(load: ProducerLoad) -> object:
+        return load.producer, *[numbers(i) for i in load.indices]
+
+    def inlined_reads(e: PrimExpr) -> list[ProducerLoad]:
+        loads = [n for n in post_order(e) if isinstance(n, ProducerLoad)]
+        return [load for load in loads if load.producer.op is not keep and is_injective(load.producer.op)]
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        return formulas.get(element(load), load)
+
+    pending = inlined_reads(value)
+    while pending:
+        load = pending[-1]
+        place, op = element(load), load.producer.op
+        if place not in bodies:
+            assert isinstance(op, te.ComputeOp)
+            at = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
+            bodies[place] = substitute(op.body[load.producer.value_index], at)
+            pending += inlined_reads(bodies[place])
+            continue
+        if place not in formulas:
+            formulas[place] = map_reads(bodies[place], read)
+        pending.pop()
+    return map_reads(value, read)
 
 
 def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:

@@ -14,12 +14,15 @@ from relayc.te.ir import Span
 from relayc.te.tir import Dim
 
 __all__ = [
-    "NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "static_shape", "swapped_axes",
-    "transposed",
+    "MOST_STEPS", "NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "static_shape",
+    "swapped_axes", "transposed",
 ]  # fmt: skip
 
 NARROW = ("float16", "bfloat16")
 """Element types whose products are summed in float32."""
+MOST_STEPS = 8
+"""Maximum number of operators that a rule traverses from where it starts: chains are as long as models make them, and
+where they fork and join, paths double with each step."""
 
 
 def is_call_of(e: Expr, *names: str) -> bool:

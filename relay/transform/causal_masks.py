@@ -11,7 +11,7 @@ import numpy as np
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.creation import Arange, Sizes
 from relayc.relay.sizes import add_sizes, dims_equal, is_at_least, product
-from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.builders import MOST_STEPS, array_of, is_call_of
 from relayc.te.tir import Dim, PrimExpr
 
 __all__ = ["is_causal_mask"]
@@ -103,13 +103,13 @@ def _least_distance(condition: Expr) -> _Positions | None:
     return None
 
 
-def _positions(e: Expr) -> _Positions | None:
+def _positions(e: Expr, steps: int = MOST_STEPS) -> _Positions | None:
     """The positions that an expression of integers gives."""
     if "int" not in str(e.dtype):
         return None
     if isinstance(e, Constant):
         return _Positions(int(e.data.item()), {}) if e.data.size == 1 else None
-    if not isinstance(e, Call):
+    if not isinstance(e, Call) or not steps:
         return None
     op, args = e.op, e.args
     if isinstance(op, Sizes):
@@ -118,10 +118,10 @@ def _positions(e: Expr) -> _Positions | None:
         start = op.start
         return _Positions(start, {1: 1}) if op.step == 1 and isinstance(start, int | PrimExpr) else None
     if is_call_of(e, *_VIEWS):
-        inner = _positions(args[0])
+        inner = _positions(args[0], steps - 1)
         return None if inner is None else _viewed(inner, args[0], e)
     if is_call_of(e, "add", "subtract"):
-        first, second = [_positions(x) for x in args]
+        first, second = [_positions(x, steps - 1) for x in args]
         if first is None or second is None:
             return None
         return first.plus(second) if is_call_of(e, "add") else first.minus(second)

@@ -105,6 +105,21 @@ class _Units:
     bound: float
 
 
+@dataclass(eq=False, slots=True)
+class _Part:
+    """A part of an expression that is wanted in units of `scale`.
+
+    `into` is the type whose saturation clips its values; None where they are summed with others before.
+    """
+
+    e: Expr
+    scale: float
+    into: _Quantized | None
+    units: _Units | None = None
+    """known at once of what is computed without other parts"""
+    operands: Sequence[_Part] = ()
+
+
 class _Rewriter:
     """Rewrites calls bottom-up; remembers which results are products of quantised values."""
 
@@ -197,13 +212,30 @@ class _Rewriter:
     # results --------------------------------------------------------------------------------------------------------
 
     def _quantize(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
+        """Quantised values; of a concatenation, or several inside each other, that of quantised operands."""
         if not _is_known(call):
             return call
-        scale, zero = (array_of(e) for e in call.args[1:])
+        scale = array_of(call.args[1])
         if scale.size != 1 or not np.isfinite(scale).all() or scale.item() <= 0:
             return call
-        if is_call_of(call.args[0], "concatenate") and not shared(call.args[0]):
-            return self._quantize_parts(call, op, shared)
+        order, parts = [call], dict[int, list[Call]]()
+        for whole in order:  # grows
+            joined = whole.args[0]
+            if isinstance(joined, Call) and is_call_of(joined, "concatenate") and not shared(joined):
+                parts[id(whole)] = [make_call(op, (x, *call.args[1:]), call.span) for x in joined.args]
+                order += parts[id(whole)]
+        done = dict[int, Expr]()
+        for whole in reversed(order):
+            inside = parts.get(id(whole))
+            done[id(whole)] = (
+                self._quantize_value(whole, op, shared) if inside is None
+                else _joined(whole, inside, [done[id(part)] for part in inside])
+            )  # fmt: skip
+        return done[id(call)]
+
+    def _quantize_value(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
+        """Quantised values of anything but a concatenation."""
+        scale, zero = (array_of(e) for e in call.args[1:])
         signed = op.out_dtype == "int8"
         into = _Quantized("uint8", int(zero.item()) + 128) if signed else _Quantized(op.out_dtype, int(zero.item()))
         same = _already_quantized(call.args[0], scale.item(), (into, _Quantized(op.out_dtype, int(zero.item()))))
@@ -215,54 +247,59 @@ class _Rewriter:
         integers = _rounded(units, into.zero, into.dtype)
         return flipped(integers) if signed else integers
 
-    def _quantize_parts(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
-        """A concatenation `call` as a concatenation of quantised operands, if some of them profit."""
-        concatenated = call.args[0]
-        assert isinstance(concatenated, Call)
-        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in concatenated.args]
-        integers = [self._quantize(part, op, shared) for part in parts]
-        if all(quantized_part is part for quantized_part, part in zip(integers, parts, strict=True)):
-            return call
-        unsigned = [x for x in map(unflipped, integers) if x is not None]
-        if len(unsigned) == len(integers):
-            return flipped(make_call(concatenated.operator, unsigned, concatenated.span))
-        return make_call(concatenated.operator, integers, concatenated.span)
+    def _in_units(self, e: Expr, scale: float, into: _Quantized, shared: Sharing) -> _Units | None:
+        """`e` over `scale`, computed without a division; None if it is not computed from quantised values."""
+        whole = _Part(e, scale, into)
+        order = [whole]
+        for part in order:  # grows: operands come after what reads them
+            part.units = self._known_units(part)
+            if part.units is None:
+                part.operands = _operand_parts(part, shared)
+                if not part.operands:
+                    return None
+                order += part.operands
+        for part in reversed(order):
+            if part.units is None:
+                part.units = _applied(part)
+        return whole.units
 
-    def _in_units(self, e: Expr, scale: float, into: _Quantized | None, shared: Sharing) -> _Units | None:
-        """`e` over `scale`, computed without a division; None if it is not computed from quantised values.
-
-        `into` is the type whose saturation clips the values of `e`; None where they are summed with others before.
-        """
+    def _known_units(self, part: _Part) -> _Units | None:
+        """A product, constant or dequantised tensor in units; None for anything else."""
+        e, scale = part.e, part.scale
         if id(e) in self.products:
             return _product_in_units(self.products[id(e)], scale)
+        if isinstance(e, Call) and isinstance(e.op, Dequantize) and isinstance(e.args[0], Constant) and _is_known(e):
+            e = _value(e)
         if isinstance(e, Constant):
             units = e.data.astype(np.float64) / scale
             return _Units(Constant(units.astype(np.float32)), float(np.abs(units).max(initial=0.0)))
-        if isinstance(e, Call) and isinstance(e.op, Dequantize) and isinstance(e.args[0], Constant) and _is_known(e):
-            return self._in_units(_value(e), scale, into, shared)
         source = _dequantized(e)
-        if source is not None:
-            return _quantized_in_units(source, scale)
-        if not isinstance(e, Call) or shared(e):
-            return None
-        if is_call_of(e, "multiply"):
-            return self._multiple_in_units(e, scale, into, shared)
-        clipped = None if is_call_of(e, "add", "subtract", *_LINEAR) else into
-        parts = [self._in_units(a, scale, clipped, shared) for a in e.args] if _is_understood(e) else [None]
-        if None in parts or all(isinstance(a, Constant) for a in e.args):
-            return None
-        return _applied(e, [p for p in parts if p is not None], scale, into)
+        return None if source is None else _quantized_in_units(source, scale)
 
-    def _multiple_in_units(self, e: Call, scale: float, into: _Quantized | None, shared: Sharing) -> _Units | None:
-        """An expression multiplied by a positive number."""
-        for factor, other in (e.args, e.args[::-1]):
-            value = factor
-            if isinstance(factor, Call) and isinstance(factor.op, Dequantize) and isinstance(factor.args[0], Constant):
-                value = _value(factor) if _is_known(factor) else factor
-            if isinstance(value, Constant) and value.data.size == 1 and value.data.ndim <= len(other.shape):
-                number = float(value.data.item())
-                return self._in_units(other, scale / number, into, shared) if 0 < number < math.inf else None
-        return None
+
+def _operand_parts(part: _Part, shared: Sharing) -> list[_Part]:
+    """What an operator's result in units is computed from; nothing if it isn't."""
+    e = part.e
+    if not isinstance(e, Call) or shared(e):
+        return []
+    if is_call_of(e, "multiply"):
+        return _multiple(part, e)
+    if not _is_understood(e) or all(isinstance(a, Constant) for a in e.args):
+        return []
+    clipped = None if is_call_of(e, "add", "subtract", *_LINEAR) else part.into
+    return [_Part(a, part.scale, clipped) for a in e.args]
+
+
+def _multiple(part: _Part, e: Call) -> list[_Part]:
+    """What is multiplied by a positive number in `e`, in units that make up for it."""
+    for factor, other in (e.args, e.args[::-1]):
+        value = factor
+        if isinstance(factor, Call) and isinstance(factor.op, Dequantize) and isinstance(factor.args[0], Constant):
+            value = _value(factor) if _is_known(factor) else factor
+        if isinstance(value, Constant) and value.data.size == 1 and value.data.ndim <= len(other.shape):
+            number = float(value.data.item())
+            return [_Part(other, part.scale / number, part.into)] if 0 < number < math.inf else []
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +340,13 @@ def _pads_with_zero(e: Call) -> bool:
     return isinstance(e.op, Pad) and (e.op.pad_mode != "constant" or e.op.pad_value == 0)
 
 
-def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized | None) -> _Units:
-    """The operator of `e` applied to operands in units of `scale`."""
+def _applied(part: _Part) -> _Units:
+    """The operator of a part applied to its operands in units."""
+    e, into, scale = part.e, part.into, part.scale
+    parts = [operand.units for operand in part.operands if operand.units is not None]
+    assert isinstance(e, Call) and len(parts) == len(part.operands)
+    if is_call_of(e, "multiply"):
+        return parts[0]
     values = [p.value for p in parts]
     if is_call_of(e, "nn.relu"):
         saturated = into is not None and into.saturates(0.0, None)
@@ -316,6 +358,18 @@ def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Quantized | 
         bound = max(parts[0].bound, *[abs(limit) for limit in (low, high) if limit is not None])
         return _Units(elementwise.clip(values[0], low, high), bound)
     return _Units(make_call(e.operator, values, e.span), sum(p.bound for p in parts))
+
+
+def _joined(call: Call, parts: Sequence[Call], integers: Sequence[Expr]) -> Expr:
+    """The quantised concatenation `call`, of quantised `parts`, computed from `integers` if some of them profit."""
+    concatenated = call.args[0]
+    assert isinstance(concatenated, Call)
+    if all(quantized_part is part for quantized_part, part in zip(integers, parts, strict=True)):
+        return call
+    unsigned = [x for x in map(unflipped, integers) if x is not None]
+    if len(unsigned) == len(integers):
+        return flipped(make_call(concatenated.operator, unsigned, concatenated.span))
+    return make_call(concatenated.operator, integers, concatenated.span)
 
 
 def _product_in_units(product: _Product, scale: float) -> _Units:

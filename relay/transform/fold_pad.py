@@ -12,7 +12,7 @@ from relayc.relay.op.nn.pad import Pad
 from relayc.relay.op.nn.pool import AvgPool, MaxPool
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relayc.relay.sizes import is_at_least
-from relayc.relay.transform.builders import is_call_of
+from relayc.relay.transform.builders import MOST_STEPS, is_call_of
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.te.dtype import DType
 from relayc.te.ir import PassContext
@@ -106,10 +106,9 @@ def _meets_all(op: MaxPool, x: Expr) -> bool:
 _NOT_NEGATIVE = ("nn.relu", "sigmoid", "nn.hard_sigmoid", "abs", "exp", "sqrt", "nn.softmax", "nn.softplus")
 _AS_ITS_OPERANDS = ("nn.max_pool", "nn.avg_pool", "concatenate", "reshape", "transpose", "strided_slice", "add")
 """Operators whose results are not negative where their operands are not."""
-_MOST_STEPS = 8
 
 
-def _is_not_negative(e: Expr, steps: int = _MOST_STEPS) -> bool:
+def _is_not_negative(e: Expr, steps: int = MOST_STEPS) -> bool:
     """Is every element of `e` at least 0?"""
     if e.dtype.is_uint:
         return True

@@ -45,7 +45,7 @@ from relayc.relay.op.qnn import flipped, unflipped
 from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
 from relayc.relay.sizes import LIKELY_SIDE, likely, product
 from relayc.relay.stored import place_of
-from relayc.relay.transform.builders import before_transposition, reshaped, swapped_axes
+from relayc.relay.transform.builders import MOST_STEPS, before_transposition, reshaped, swapped_axes
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.panels import PanelPacker
@@ -550,11 +550,11 @@ def _windows(dot4: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], b
     return replace(dot4, quantized=lines, table=table).sums(made, call)
 
 
-def _quantized_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
+def _quantized_and_zero(data: Expr, steps: int = MOST_STEPS) -> tuple[Expr, Expr | int] | None:
     """(x, n) if `data` is x - n with 8-bit x and n a scalar, or one value for each row; None otherwise."""
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
-        found = _quantized_and_zero(data.args[0])
+        found = _quantized_and_zero(data.args[0], steps - 1) if steps else None
         if found is None or not (isinstance(found[1], int) or all(d == 1 for d in found[1].shape)):
             return None
         zero = found[1] if isinstance(found[1], int) else reshaped(found[1], ())
@@ -659,22 +659,22 @@ def _fit_16_bits(data: Expr, weight: Constant) -> bool:
     return all(f is not None and f[0] >= -(1 << 15) and f[1] < 1 << 15 for f in found)
 
 
-def _interval(e: Expr) -> tuple[int, int] | None:
+def _interval(e: Expr, steps: int = MOST_STEPS) -> tuple[int, int] | None:
     """The range of integers, as far as casts and differences determine it."""
     dtype = e.dtype
     if isinstance(e, Constant) and e.data.size and dtype.is_integral:
         return int(e.data.min()), int(e.data.max())
-    if not isinstance(e, Call) or not dtype.is_integral:
+    if not isinstance(e, Call) or not dtype.is_integral or not steps:
         return None
     match e.op:
         case Cast() if e.args[0].dtype.is_integral and e.args[0].dtype.bits <= 16:
             limits = np.iinfo(str(e.args[0].dtype))
             return limits.min, limits.max
         case Subtract():
-            a, b = (_interval(arg) for arg in e.args)
+            a, b = (_interval(arg, steps - 1) for arg in e.args)
             return None if a is None or b is None else (a[0] - b[1], a[1] - b[0])
         case Reshape() | Transpose() | LayoutTransform() | StridedSlice():
-            return _interval(e.args[0])
+            return _interval(e.args[0], steps - 1)
         case _:
             return None
 

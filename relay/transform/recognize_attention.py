@@ -18,7 +18,15 @@ from relayc.relay.op.nn.norm import Softmax
 from relayc.relay.op.reduce import Max
 from relayc.relay.op.transform import Transpose
 from relayc.relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relayc.relay.transform.builders import NARROW, array_of, before_transposition, is_call_of, reshaped, transposed
+from relayc.relay.transform.builders import (
+    MOST_STEPS,
+    NARROW,
+    array_of,
+    before_transposition,
+    is_call_of,
+    reshaped,
+    transposed,
+)
 from relayc.relay.transform.causal_masks import is_causal_mask
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.zero_one_masks import as_condition, value_where_zero
@@ -36,8 +44,6 @@ _HIDING, _HIDING_IN_FLOAT16 = -1e30, -6e4
 """Thresholds of masks, for float32 and float16: adding a value at or below them to a score hides the key entirely."""
 
 
-_MOST_STEPS = 8
-"""Maximum number of operators searched between a product and the softmax, where there are several paths."""
 
 
 class RecognizeAttention(FunctionPass):
@@ -165,12 +171,12 @@ def _softmax(e: Expr) -> Call | Refused:
     return cast(Call, e) if last else Refused("the softmax is not along the last dimension")
 
 
-def _swapped(e: Expr) -> Expr:
+def _swapped(e: Expr, steps: int = MOST_STEPS) -> Expr:
     """`e` with its last two dimensions exchanged, under a view of the others."""
-    if is_call_of(e, "reshape"):
+    if is_call_of(e, "reshape") and steps:
         x = cast(Call, e).args[0]
         if len(x.shape) >= 2 and shapes_equal(x.shape[-2:], e.shape[-2:]):
-            return reshaped(_swapped(x), (*e.shape[:-2], e.shape[-1], e.shape[-2]), e.span)
+            return reshaped(_swapped(x, steps - 1), (*e.shape[:-2], e.shape[-1], e.shape[-2]), e.span)
     rank = len(e.shape)
     return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
 
@@ -462,7 +468,7 @@ def _sum(terms: Sequence[Expr]) -> list[Expr]:
     return [reduce(lambda a, b: make_call("add", (a, b), b.span), terms)] if terms else []
 
 
-def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
+def _holds_product(e: Expr, steps: int = MOST_STEPS) -> bool:
     """Is `e` a matrix product, possibly scaled and masked?"""
     if not isinstance(e, Call) or steps == 0:
         return False
@@ -504,12 +510,12 @@ def _scaled(e: Expr, factor: float) -> Expr:
     return make_call("multiply", (e, Constant(number)), e.span)
 
 
-def _without_factor(e: Expr) -> tuple[Expr, float]:
+def _without_factor(e: Expr, steps: int = MOST_STEPS) -> tuple[Expr, float]:
     """`e` without a scalar factor, and that factor."""
-    if not isinstance(e, Call):
+    if not isinstance(e, Call) or not steps:
         return e, 1.0
     if is_call_of(e, "reshape", "transpose"):
-        x, factor = _without_factor(e.args[0])
+        x, factor = _without_factor(e.args[0], steps - 1)
         return (e, 1.0) if factor == 1.0 else (make_call(cast(OpDef, e.op), (x,), e.span), factor)
     if is_call_of(e, "multiply", "divide"):
         for x, y in (e.args, e.args[::-1]) if is_call_of(e, "multiply") else (e.args,):

@@ -8,18 +8,15 @@ import numpy as np
 
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import OpDef, make_call
-from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.builders import MOST_STEPS, array_of, is_call_of
 
 __all__ = ["as_condition", "value_where_zero"]
-
-_MOST_STEPS = 8
-"""Maximum number of operators traversed to find a mask."""
 
 _VIEWS = ("reshape", "broadcast_to", "strided_slice", "transpose")
 """Operators whose elements are elements of their operand, of any type."""
 
 
-def as_condition(mask: Expr) -> tuple[Expr, float] | None:
+def as_condition(mask: Expr, steps: int = MOST_STEPS) -> tuple[Expr, float] | None:
     """A bool tensor that is true where `mask` is not 0, and the value of `mask` there; None if it is not constant.
 
     `mask` is a constant of zeros and one other value, or a cast bool tensor, under views.
@@ -33,8 +30,8 @@ def as_condition(mask: Expr) -> tuple[Expr, float] | None:
         return None
     if is_call_of(mask, "cast"):
         return (mask.args[0], 1.0) if mask.args[0].dtype.is_bool else None
-    if is_call_of(mask, *_VIEWS):
-        seen = as_condition(mask.args[0])
+    if is_call_of(mask, *_VIEWS) and steps:
+        seen = as_condition(mask.args[0], steps - 1)
         return None if seen is None else (make_call(mask.op, (seen[0],), mask.span), seen[1])
     return None
 
@@ -50,7 +47,7 @@ def value_where_zero(e: Expr, mask: Expr, other: float) -> float | None:
         except ValueError:
             return None
         return None if values[kept].any() else _only(values[~kept])
-    hidden, seen = (_with_mask(e, mask, number, _MOST_STEPS) for number in (0.0, other))
+    hidden, seen = (_with_mask(e, mask, number, MOST_STEPS) for number in (0.0, other))
     return None if hidden is None or seen is None or seen.any() else float(hidden)
 
 

@@ -5,6 +5,7 @@ No step recurses along the model, and the work is linear in it. Kernels are coun
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -36,6 +37,10 @@ WEIGHTS = {
     "seven": np.array([7]),
     "sizes": np.ones(600, np.int64),
     "chosen": np.array([[True, False, True, True, False, False]]),
+    "matrix": np.linspace(-1, 1, 36, dtype=np.float32).reshape(6, 6),
+    "integers": np.arange(-8, 28, dtype=np.int32).reshape(6, 6) % 7,
+    "scale": np.float32(0.05),
+    "zero": np.int8(0),
 }  # fmt: skip
 
 
@@ -102,6 +107,51 @@ def test_a_chain_of_one_operator(link: str) -> None:
     (found,), kernels = build(nodes, {"x": X}, [name])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert kernels <= 6
+
+
+QUANTIZED = two(one("QuantizeLinear", "scale", "zero"), one("DequantizeLinear", "scale", "zero"))
+ENDS: dict[str, tuple[Link, Callable[[np.ndarray], np.ndarray]]] = {
+    "quantised": (QUANTIZED, lambda x: np.clip(np.rint(x / np.float32(0.05)), -128, 127) * np.float32(0.05)),
+    "product": (one("MatMul", "matrix"), lambda x: x @ WEIGHTS["matrix"]),
+    "scores": (two(one("Softmax"), one("MatMul", "matrix")), lambda x: LINKS["softmax"][1](x) @ WEIGHTS["matrix"]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("link", ["add", "transpose", "concat", "twice"])
+def test_what_reads_the_end_of_a_chain(link: str, end: str) -> None:
+    """Rules look back from quantisations, products and softmaxes to what they are computed of."""
+    nodes, name, value = chain([link] * 700)
+    make, compute = ENDS[end]
+    (found,), _ = build([*nodes, *make(name, "end")], {"x": X}, ["end"])
+    np.testing.assert_allclose(found, compute(value), rtol=1e-4, atol=1e-4)
+
+
+FORKS: dict[str, Link] = {
+    "residual": lambda x, y: [helper.make_node("Relu", [x], [y + "'"]), helper.make_node("Add", [y + "'", x], [y])],
+    "gate": lambda x, y: [helper.make_node("Sigmoid", [x], [y + "'"]), helper.make_node("Mul", [y + "'", x], [y])],
+    "turned": lambda x, y: [helper.make_node("Transpose", [x], [y + "'"]), helper.make_node("Add", [x, y + "'"], [y])],
+    "difference": lambda x, y: [
+        helper.make_node("Transpose", [x], [y + "'"]), helper.make_node("Sub", [x, y + "'"], [y])
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fork", "end"),
+    [*itertools.product(FORKS, ("scores", "quantised")), ("residual", "integers"), ("difference", "integers")],
+)
+def test_paths_that_fork_and_join_are_walked_once(fork: str, end: str) -> None:
+    """Their number doubles with each fork, the work does not."""
+    kind, last = ("int32", one("MatMul", "integers")) if end == "integers" else ("float32", ENDS[end][0])
+
+    def compile_model(count: int) -> None:
+        nodes = [n for i in range(count) for n in FORKS[fork](f"y{i}" if i else "x", f"y{i + 1}")]
+        build([*nodes, *last(f"y{count}", "end")], {"x": np.ones((6, 6), kind)}, ["end"])
+
+    compile_model(2)  # what is made once is not counted
+    few, many = (lines_run(partial(compile_model, count)) for count in (11, 22))
+    assert many < 6 * few  # 2 and some kernels that differ; 20 if each path were walked
 
 
 @pytest.mark.slow

@@ -178,10 +178,10 @@ def read_later(
 
 def inputs_of(op: te.Operation) -> list[te.Tensor]:
     """The placeholders that an operation reads, and those of its shape that elementwise producers read for it."""
-    found = [t for t in op.input_tensors if isinstance(t.op, te.PlaceholderOp)]
-    pending = [t for t in op.input_tensors if tuple(t.shape) == tuple(op.output(0).shape) and is_broadcast(t.op.tag)]
-    for tensor in pending:
-        alike = [t for t in tensor.op.input_tensors if tuple(t.shape) == tuple(tensor.shape)]
-        found += [t for t in alike if isinstance(t.op, te.PlaceholderOp)]
+    read, shape = dict.fromkeys(op.input_tensors), tuple(op.output(0).shape)
+    pending = [t for t in read if is_broadcast(t.op.tag) and tuple(t.shape) == shape]
+    for tensor in pending:  # grows
+        alike = [t for t in tensor.op.input_tensors if tuple(t.shape) == shape and t not in read]
+        read.update(dict.fromkeys(alike))
         pending += [t for t in alike if is_broadcast(t.op.tag)]
-    return list(dict.fromkeys(found))
+    return [t for t in read if isinstance(t.op, te.PlaceholderOp)]

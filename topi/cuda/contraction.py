@@ -45,10 +45,10 @@ from relayc.te.tir import (
     as_int,
 )
 from relayc.te.tir.substitute import substitute
-from relayc.topi.tag import is_injective
+from relayc.topi.groups import inlined
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "inline_injective", "within", "zero_filled"]
+__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "within", "zero_filled"]
 
 Group = tuple[IterVar, ...]
 
@@ -307,21 +307,8 @@ def _factors(op: te.Operation) -> tuple[str, list[PrimExpr]] | None:
     values: list[PrimExpr] = []
     for factor in (product.a, product.b):
         narrow = factor.value if isinstance(factor, Cast) and str(factor.dtype) == wide else factor
-        values.append(inline_injective(narrow))
+        values.append(inlined(narrow))
     return wide, values
-
-
-def inline_injective(value: PrimExpr) -> PrimExpr:
-    """`value` with reads of injective operations replaced by their formulas."""
-
-    def read(load: ProducerLoad) -> PrimExpr:
-        op = load.producer.op
-        if not isinstance(op, te.ComputeOp) or op.reduce_axis or not is_injective(op.tag):
-            return load
-        index = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
-        return inline_injective(substitute(op.body[load.producer.value_index], index))
-
-    return map_reads(value, read)
 
 
 def _classified(

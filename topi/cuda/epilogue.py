@@ -11,7 +11,7 @@ from relayc.te.rewrite import map_reads
 from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cuda.stagewise import schedule_stage
-from relayc.topi.groups import inline_injective, is_injective
+from relayc.topi.groups import inline_injective, inlined, is_injective
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def fused_output(outs: Sequence[te.Tensor], anchor: te.Operation) -> te.Tensor |
         return None
     assert isinstance(out.op, te.ComputeOp)
     own = [axis.var for axis in out.op.axis]
-    for load in [n for n in post_order(_inline(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
+    for load in [n for n in post_order(inlined(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
         if load.producer.op is anchor and not all(map(_is_own, load.indices, own, result.shape)):
             return None
     return out
@@ -53,7 +53,7 @@ def _read_at_own_index(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> 
     def read(load: ProducerLoad) -> PrimExpr:
         return ProducerLoad(load.producer, tuple(own)) if load.producer.op is anchor else load
 
-    body = map_reads(_inline(out.op.body[0], anchor), read)
+    body = map_reads(inlined(out.op.body[0], anchor), read)
 
     def element(*index: Var) -> PrimExpr:
         return substitute(body, dict(zip(own, index, strict=True)))
@@ -63,20 +63,6 @@ def _read_at_own_index(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> 
 
 def _known(tensor: te.Tensor) -> list[object]:
     return [d if isinstance(d, int) else id(d) for d in tensor.shape]
-
-
-def _inline(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
-    """`value` with injective operations inlined, up to the anchor."""
-
-    def read(load: ProducerLoad) -> PrimExpr:
-        op = load.producer.op
-        if op is anchor or not is_injective(op):
-            return load
-        assert isinstance(op, te.ComputeOp)
-        index = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
-        return _inline(substitute(op.body[load.producer.value_index], index), anchor)
-
-    return map_reads(value, read)
 
 
 def start_schedule(
