@@ -213,6 +213,36 @@ def test_computed_matrices_of_dynamic_shapes_are_packed(transpose_a: bool, trans
         np.testing.assert_allclose(result, np.maximum(x @ y, 0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-13), ("float16", 4e-3)])
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_single_one_of_dynamic_columns(batches: bool, dtype: str, tolerance: float, target: str):
+    b, m, n, k = (te.size_var(name) for name in "bmnk")
+    batch = (b,) if batches else ()
+    left, right = relay.var("left", (*batch, m, k), dtype), relay.var("right", (*batch, k, n), dtype)
+    product = relay.nn.batch_matmul(left, right, transpose_b=False) if batches else relay.nn.matmul(left, right)
+    lib = relay.build(relay.Function((left, right), relay.nn.relu(product)), target)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    rng = np.random.default_rng(0)
+    for columns in (1, 2, 0, 33):
+        for rows, depth in ((1, 1), (3, 5), (40, 16), (8, 17), (21, 64), (130, 131), (2, 1000), (0, 4)):
+            x = (rng.random((*[2] * len(batch), rows, depth)) - 0.5).astype(dtype)
+            y = rng.random((*[2] * len(batch), depth, columns)).astype(dtype)
+            expected = np.maximum(x.astype(np.float64) @ y.astype(np.float64), 0)
+            (result,) = executor.infer({"left": x, "right": y})
+            np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance * depth**0.5)
+
+
+def test_one_column_is_copied_from_its_panels_and_summed_by_vectors():
+    m, n, k = (te.size_var(name) for name in "mnk")
+    a, b = relay.var("a", (m, k)), relay.var("b", (k, n))
+    optimized = relay.optimize(IRModule({"main": relay.Function((a, b), relay.nn.matmul(a, b))}), HASWELL)
+    kernels = [str(lower(node.workload, HASWELL).function) for node in make_graph(optimized["main"]).nodes]
+    text = next(text for text in kernels if "batch_matmul_packed" in text)
+    single = text[text.index("if likely(#2 < 2)") : text.index("if likely(#0 >= 6)")]
+    assert "p1.global[ramp(" in single and single.count("in parallel") == 1 and "batch_matmul.rf[ramp(" in single
+
+
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (64, True)])
 def test_narrow_weights_are_prefetched_before_they_are_widened(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows, "float16")) == ahead

@@ -9,8 +9,9 @@ from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Reduce, convert
 from relayc.te.tir.substitute import substitute
 from relayc.topi.candidates import Candidate, schedule_by
-from relayc.topi.cpu.common import local_accumulator, parallel
+from relayc.topi.cpu.common import local_accumulator, operands, parallel
 from relayc.topi.cpu.lane_sums import sum_rows
+from relayc.topi.cpu.products.store_order import StoreOrder
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import at_precision_of, reads_in_place, vector_lanes
@@ -20,13 +21,16 @@ from relayc.topi.registry import register_schedule
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["schedule_batch_matmul"]
+__all__ = ["schedule_batch_matmul", "single_column"]
 
 _VECTORS_OF_FEW_ROWS = 12
 """Vector accumulators of a tile of few rows: wide tiles read long pieces of each row of the right operand."""
 _SHARE_OF_SUMS, _COLUMNS = 1 / 2, 4
 """Part of the registers for vector accumulators, and most columns they belong to: rows of the right operand that are
 pages apart alias in the cache (1024 x 1025: 16 columns at a time took 169 us, 4 took 60)."""
+
+
+_SUMMED_BY_LANES = ("float32", "float64")
 
 
 @register_schedule("batch_matmul", "cpu")
@@ -99,6 +103,29 @@ def _lane_sums(s: te.Schedule, anchor: te.Operation, lanes: int) -> tuple[te.Ten
     sums = te.compute(shape, lambda *i: te.sum(vectors(*i, lane), axis=lane), name=anchor.name)
     s.recompute(anchor.output(0), sums)
     return sums, vectors
+
+
+def single_column(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    """A product with packed panels of which one column is used: it is copied, and each result is a sum of vectors."""
+    out, dtype = outs[0], anchor.output(0).dtype
+    if anchor.attrs["transpose_a"] or anchor.attrs.get("form", "fma") != "fma" or str(dtype) not in _SUMMED_BY_LANES:
+        return Refused("vectors along the reduction are not contiguous, or no plain products")
+    if len(anchor.reduce_axis) != 1 or StoreOrder.of(out).result is not out:
+        return Refused("results are stored in another order, or several axes are summed")
+    s, lanes = te.create_schedule([out.op for out in outs]), vector_lanes(target)
+    inline_injective(s, outs, keep=[anchor])
+    result = local_accumulator(s, anchor, out)
+    used = s.cache_read(operands(anchor)[1], "global", [result])
+    *batch, row, column = s[out].op.axis
+    s[out].reorder(*batch, column, row)
+    s[used].compute_at(s[out], s[out].fuse(*batch, column))
+    _, inner = s[used].split(s[used].op.axis[-2], factor=lanes)
+    s[used].vectorize(inner)
+    parallel(s, out, row, _work(out, anchor), lanes)
+    s[result].compute_at(s[out], row)
+    for partial in vectorize_reduction(s, result, lanes):
+        s[partial].compute_at(s[out], row)
+    return s
 
 
 def _columns_per_step(rows: int, lanes: int, target: Target) -> int:

@@ -24,6 +24,7 @@ from relayc.topi.cpu.common import (
 )
 from relayc.topi.cpu.elements import functions_behind
 from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles, tile_plans
+from relayc.topi.cpu.products.gemv import single_column
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.panel_prefetch import stream_panels, stream_results, stream_widened
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
@@ -299,7 +300,15 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     apart = 0 if anchor.attrs["transpose_a"] else anchor.output(0).dtype.nbytes * steps
     narrow = _saves_vectors(StoreOrder.of(outs[0]).result.shape[-1], rows, panel, target)
     plan = ProductPlan(tile_rows(target, rows, panel, steps, apart=apart), panel, panel, narrow_last=narrow)
-    return for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
+    s = for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
+    columns = outs[0].shape[-1]
+    if isinstance(columns, int):
+        return s
+    column = single_column(outs, anchor, target)
+    if not column:
+        return s
+    column.specialize_small(s, unless=columns <= 1)
+    return column
 
 
 def _batch_matmul_packed(
