@@ -15,10 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache
 from relayc.backend.file_hashes import known_hash
@@ -44,8 +43,7 @@ _storing: list[threading.Thread] = []
 """Threads that store models."""
 
 
-@dataclass(frozen=True)
-class ModelEntry:
+class ModelEntry(NamedTuple):
     """The place of one compiled model in the cache. `path` is the model's file, if it is one."""
 
     cache: DiskCache

@@ -7,9 +7,9 @@ so they are cached too, keyed by the LLVM library file and the system's descript
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import llvmlite  # does not load LLVM yet
 
@@ -21,8 +21,7 @@ __all__ = ["InstalledLLVM", "installed_llvm"]
 _FORMAT = "installed llvm 1"  # to be changed with the fields of `InstalledLLVM`
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledLLVM:
+class InstalledLLVM(NamedTuple):
     """LLVM's version and its names for the host: triple, processor, features present and absent."""
 
     version: str
@@ -40,7 +39,7 @@ def installed_llvm() -> InstalledLLVM:
         return found
     answer = _query_llvm()
     if cache is not None and key:
-        cache.put(key, json.dumps(asdict(answer)).encode())
+        cache.put(key, json.dumps(answer._asdict()).encode())
     return answer
 
 

@@ -12,9 +12,8 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from relayc.backend.llvm.linking import Image, link, process_triple
 from relayc.backend.llvm.pool import offer
@@ -31,8 +30,7 @@ _MAGIC = b"RLLVM\x00\x00\x03"
 _HEADER = struct.Struct("<8sQ")
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionEntry:
+class FunctionEntry(NamedTuple):
     """A function in object code: its parameter kinds (see `KernelFunc`), and the messages of its argument checks (see
     `HostFunc`), or None for a raw kernel."""
 
@@ -41,8 +39,7 @@ class FunctionEntry:
     messages: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectCode:
+class ObjectCode(NamedTuple):
     """One object file, its exported functions, and the names of the functions that it imports."""
 
     code: bytes

@@ -83,9 +83,12 @@ def variables(size: Size) -> Iterator[str]:
         yield from variables(size[2])
 
 
+_SYMBOLIC = frozenset((str, tuple))
+
+
 def is_static(shape: Sequence[Size]) -> bool:
     """Are all dimensions static?"""
-    return all(isinstance(d, int) for d in shape)
+    return _SYMBOLIC.isdisjoint(map(type, shape))
 
 
 def size_text(size: Size) -> str:
