@@ -322,14 +322,14 @@ class _Tensor:
         address = binder.define(f"{name}_address", _load("int64", self.tensor, _DATA) + offset)
         empty = equal(self._elements(), const(0, "int64"))
         binder.check(logical_or(not_equal(address, const(0, "int64")), empty), f"{self.where}: has no data (null)")
-        align = self.buffer.align
+        element_bytes = dtype(str(self.buffer.dtype)).nbytes
+        align = min(self.buffer.align, element_bytes)  # kernels of the host rely on no more
         if self.binder.addressable and align > 1:
             ok = logical_or(equal(address % const(align, "int64"), const(0, "int64")), empty)
             text = f"{self.where}: lies at address {{}}, expected a multiple of {align}; copy it with nd.array"
             binder.check(ok, text, address)
         pointer = call_intrin("handle", "handle_add_byte_offset", _load("handle", self.tensor, _DATA), offset)
         binder.pointers[id(self.param)] = binder.define(f"{name}_data", pointer)
-        element_bytes = dtype(str(self.buffer.dtype)).nbytes
         nbytes = self._elements() * const(element_bytes, "int64")
         binder.spans.append((self.where, self.buffer, address, nbytes))
 

@@ -216,7 +216,7 @@ static int take_inputs(struct run *run, const model_tensor *inputs) {
     if (!inputs[i].data && port->nbytes)
       return fail(MODEL_INVALID_ARGUMENT, "input \"%s\" has no data; expected %zu bytes", info->name, port->nbytes);
     port->address = inputs[i].data;
-    if (!port->address || (uintptr_t)port->address % ALIGNMENT) {
+    if (!port->address || (uintptr_t)port->address % (size_t)info->item_bytes) {
       TRY(reserve(&port->own, port->nbytes));
       if (port->nbytes) memcpy(port->own.start, inputs[i].data, port->nbytes);
       port->address = port->own.start;
@@ -252,7 +252,7 @@ static int place_output(struct run *run, const model_tensor *inputs, model_tenso
   else
     TRY(check_overlap(inputs, info->name, output->data, port->nbytes));
   port->address = output->data;
-  if (is_own || (uintptr_t)port->address % ALIGNMENT) {
+  if (is_own || (uintptr_t)port->address % (size_t)info->item_bytes) {
     TRY(reserve(&port->own, port->nbytes));
     port->address = port->own.start;
   }

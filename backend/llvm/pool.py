@@ -22,20 +22,21 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from dataclasses import dataclass
 from importlib import import_module
+from typing import NamedTuple
 
-from relayc.backend.llvm.linking import link, process_triple
+from relayc.backend.llvm.linking import Image, link, process_triple
 
-__all__ = ["offer", "parallel_address", "worker_count", "workspace_addresses"]
+__all__ = ["array_call_address", "offer", "parallel_address", "worker_count", "workspace_addresses"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(NamedTuple):
     parallel: int
     alloc_workspace: int
     free_workspace: int
     count_workers: int
+    call_with_arrays: int | None
+    """None in code of earlier versions"""
 
 
 _lock = threading.Lock()
@@ -52,6 +53,11 @@ def workspace_addresses() -> tuple[int, int]:
     """The addresses of `alloc_workspace` and `free_workspace`, which need no Python."""
     pool = _load()
     return pool.alloc_workspace, pool.free_workspace
+
+
+def array_call_address() -> int | None:
+    """The address of the function that enters compiled code with arrays (`backend.runtime.array_call`), or None."""
+    return _load().call_with_arrays
 
 
 def worker_count() -> int:
@@ -90,7 +96,15 @@ def _install(code: bytes) -> _Pool:
     pool = _Pool(
         image.address("relayc_region"), image.address("relayc_alloc_workspace"),
         image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
+        _address_if_there(image, "relayc_call_with_arrays"),
     )  # fmt: skip
     os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))
     image.keep()  # workers sleep in this code until the process ends
     return pool
+
+
+def _address_if_there(image: Image, name: str) -> int | None:
+    try:
+        return image.address(name)
+    except KeyError:
+        return None

@@ -1,7 +1,9 @@
-"""The fork-join pool (`backend.llvm.pool`) as LLVM assembly and as object files."""
+"""The fork-join pool (`backend.llvm.pool`), with what else the runtime needs in machine code, as LLVM assembly and as
+object files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from relayc.backend.cache import default_cache
@@ -52,6 +54,107 @@ define void @relayc_free_workspace(ptr %ctx, ptr %memory) {
   call void @free(ptr %raw)
   ret void
 }
+"""
+
+_CALL_WORDS = ("function", "a", "b", "c", "table", "items.at", "kind.at", "data.at", "rank.at", "shape.at", "dtype.at",
+               "flags.at", "kind.wanted", "flags.wanted", "count")  # fmt: skip
+_RECORD_WORDS = ("position", "word", "sizes", "dtype.wanted", "rank.wanted")
+
+
+def _loads(base: str, names: Sequence[str]) -> str:
+    """Loads of the first words of a table as values of these names."""
+    return "".join(
+        f"  %p.{name} = getelementptr i64, ptr %{base}, i64 {word}\n  %{name} = load i64, ptr %p.{name}\n"
+        for word, name in enumerate(names)
+    )
+
+
+_ARRAYS = f"""
+; Calls function(a, b, c) after noting arrays of numpy in a table (`backend.runtime.array_call`): 0; or 1, before it is
+; called, if an array is not as its record says. The words of `call` are `_CALL_WORDS`, of which those "at" are offsets
+; in bytes, then records: `_RECORD_WORDS` and the extents, -1 for any. `word` of the table is for the address, those
+; from `sizes` on are for the shape, if it is not negative.
+define i64 @relayc_call_with_arrays(ptr %list, ptr %call) {{
+entry:
+{_loads("call", _CALL_WORDS)}
+  %p.list.items = getelementptr i8, ptr %list, i64 %items.at
+  %items = load ptr, ptr %p.list.items
+  %entries = inttoptr i64 %table to ptr
+  %first = getelementptr i64, ptr %call, i64 {len(_CALL_WORDS)}
+  br label %next
+next:
+  %record = phi ptr [ %first, %entry ], [ %after, %noted ]
+  %done = phi i64 [ 0, %entry ], [ %done.next, %noted ]
+  %more = icmp ult i64 %done, %count
+  br i1 %more, label %look, label %enter
+look:
+{_loads("record", _RECORD_WORDS)}
+  %p.array = getelementptr ptr, ptr %items, i64 %position
+  %array = load ptr, ptr %p.array
+  %p.kind = getelementptr i8, ptr %array, i64 %kind.at
+  %kind = load i64, ptr %p.kind
+  %is.array = icmp eq i64 %kind, %kind.wanted
+  br i1 %is.array, label %typed, label %other
+typed:
+  %p.dtype = getelementptr i8, ptr %array, i64 %dtype.at
+  %dtype = load i64, ptr %p.dtype
+  %p.rank = getelementptr i8, ptr %array, i64 %rank.at
+  %rank32 = load i32, ptr %p.rank
+  %rank = sext i32 %rank32 to i64
+  %p.flags = getelementptr i8, ptr %array, i64 %flags.at
+  %flags32 = load i32, ptr %p.flags
+  %flags = zext i32 %flags32 to i64
+  %flags.set = and i64 %flags, %flags.wanted
+  %same.dtype = icmp eq i64 %dtype, %dtype.wanted
+  %same.rank = icmp eq i64 %rank, %rank.wanted
+  %same.flags = icmp eq i64 %flags.set, %flags.wanted
+  %same.type = and i1 %same.dtype, %same.rank
+  %fits = and i1 %same.type, %same.flags
+  br i1 %fits, label %note, label %other
+note:
+  %p.data = getelementptr i8, ptr %array, i64 %data.at
+  %data = load i64, ptr %p.data
+  %p.entry = getelementptr i64, ptr %entries, i64 %word
+  store i64 %data, ptr %p.entry
+  %has.sizes = icmp sge i64 %sizes, 0
+  %p.shape = getelementptr i8, ptr %array, i64 %shape.at
+  %shape = load ptr, ptr %p.shape
+  %extents = getelementptr i64, ptr %record, i64 {len(_RECORD_WORDS)}
+  br label %axis
+axis:
+  %k = phi i64 [ 0, %note ], [ %k.next, %axis.done ]
+  %within = icmp slt i64 %k, %rank
+  br i1 %within, label %extent, label %noted
+extent:
+  %p.size = getelementptr i64, ptr %shape, i64 %k
+  %size = load i64, ptr %p.size
+  %p.wanted = getelementptr i64, ptr %extents, i64 %k
+  %wanted = load i64, ptr %p.wanted
+  %any = icmp slt i64 %wanted, 0
+  %equal = icmp eq i64 %wanted, %size
+  %allowed = or i1 %any, %equal
+  br i1 %allowed, label %sized, label %other
+sized:
+  br i1 %has.sizes, label %size.noted, label %axis.done
+size.noted:
+  %at = add i64 %sizes, %k
+  %p.at = getelementptr i64, ptr %entries, i64 %at
+  store i64 %size, ptr %p.at
+  br label %axis.done
+axis.done:
+  %k.next = add i64 %k, 1
+  br label %axis
+noted:
+  %after = getelementptr i64, ptr %extents, i64 %rank
+  %done.next = add i64 %done, 1
+  br label %next
+enter:
+  %entered = inttoptr i64 %function to ptr
+  call void %entered(i64 %a, i64 %b, i64 %c)
+  ret i64 0
+other:
+  ret i64 1
+}}
 """
 
 _SERIAL = """
@@ -368,7 +471,7 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 def pool_source(system: str, machine: str) -> str:
     """LLVM assembly of the pool for an operating system ("linux", ...) and an architecture ("x86_64", ...)."""
     if system != "linux" or machine not in _FUTEX:
-        return _MEMORY + _ALONE + _SERIAL
+        return _MEMORY + _ARRAYS + _ALONE + _SERIAL
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
     pool = (_POOL + STEPS + PLACEMENT).format(
@@ -376,7 +479,7 @@ def pool_source(system: str, machine: str) -> str:
         join_spins=JOIN_SPINS, chunks=CHUNKS_PER_THREAD,
         slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **job_constants(), **placement_constants(machine),
     )  # fmt: skip
-    return _MEMORY + _ALONE + pool
+    return _MEMORY + _ARRAYS + _ALONE + pool
 
 
 @lru_cache(maxsize=4)

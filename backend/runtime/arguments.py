@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.device_api import ALLOC_ALIGNMENT
 from relayc.backend.runtime.dtype import data_type, to_numpy
 from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.graph import GraphTensor
@@ -88,11 +87,12 @@ def check_type(
 
 def check_placement(array: NDArray, where: Device, name: str, remedy: str) -> None:
     """Raise `ArgumentError` unless compiled code for the device can use the memory as it is: dense and aligned."""
-    misplaced = array.device != where or not array.is_contiguous
-    if misplaced or (array.device.api.addressable and array.handle % ALLOC_ALIGNMENT):
+    misplaced, api = array.device != where or not array.is_contiguous, array.device.api
+    alignment = max(api.assumed_alignment, data_type(array.dtype).numpy.alignment)
+    if misplaced or (api.addressable and array.handle % alignment):
         raise ArgumentError(
             f"{name}: memory on {array.device} with strides {array.strides} at {array.handle:#x} can't be used in "
-            f"place; expected contiguous memory on {where} aligned to {ALLOC_ALIGNMENT} bytes. Use {remedy}"
+            f"place; expected contiguous memory on {where} aligned to {alignment} bytes. Use {remedy}"
         )
 
 

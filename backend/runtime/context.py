@@ -184,8 +184,9 @@ class Context:
 
         Raises `DeviceError` when memory for a kernel's workspace was exhausted during that call.
         """
-        nbytes, self._ctx.shortage = self._ctx.shortage, 0
+        nbytes = self._ctx.shortage
         if nbytes:
+            self._ctx.shortage = 0
             self.fail(DeviceError(
                 f"out of memory: {self.user} could not allocate {nbytes} bytes of workspace, and did not finish; free "
                 "memory, pass smaller inputs, or set fewer threads, each of which may need a workspace of its own"

@@ -28,6 +28,7 @@ class CPUDeviceAPI(DeviceAPI):
     """The host CPU. Handles are addresses, aligned to 64 bytes at least; every stream is None."""
 
     host_accessible = True
+    assumed_alignment = 1
 
     def __init__(self) -> None:
         super().__init__()

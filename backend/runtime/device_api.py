@@ -18,7 +18,7 @@ from relayc.backend.runtime.errors import DeviceError
 
 __all__ = ["ALLOC_ALIGNMENT", "WORKSPACE_PAGE", "DeviceAPI", "WorkspacePool", "check_allocation"]
 
-ALLOC_ALIGNMENT = 64  # bytes; what compiled code may assume of every buffer
+ALLOC_ALIGNMENT = 64  # bytes; the least alignment of allocations
 WORKSPACE_PAGE = 4096  # bytes; workspace requests are rounded up to it
 
 
@@ -43,11 +43,14 @@ class DeviceAPI(abc.ABC):
     A *handle* stands for a data space or workspace and is never 0. It is an address where `addressable` is true;
     elsewhere only this API knows what it means and offsets into it are kept apart, as byte offsets.
     Where `host_accessible` is true, the host may read and write at those addresses.
+    Compiled code relies on `assumed_alignment` bytes of memory from elsewhere where handles are addresses, and
+    everywhere on the alignment of an element.
     A *stream* is whatever `create_stream` returned; None means the stream made current by `set_stream`.
     """
 
     addressable: bool = True
     host_accessible: bool = False
+    assumed_alignment: int = ALLOC_ALIGNMENT
 
     def __init__(self) -> None:
         self._pools = threading.local()

@@ -36,8 +36,8 @@ from relayc.backend.runtime.host_actions import HOST_ACTIONS, prepared
 from relayc.backend.runtime.layouts import bind_sizes, owner_of, shapes_of, tensor_bytes
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.native_plan import NativePlan
-from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty
-from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
+from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty, wrap_numpy
+from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc, takes_pointers
 from relayc.backend.runtime.plan_frame import Piece, PlanFrame, TurnsFrame
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
@@ -90,7 +90,7 @@ class DynamicRunner:
         self._stages, self._around = frame.stages, around
         self._plan: NativePlan | None = None
         if graph.entry is not None:
-            self._plan = NativePlan(frame, words, self._entry(graph.entry, pointers=1), context)
+            self._plan = NativePlan(frame, words, self._kernel(graph.entry, pointers=1), context)
         self._stage_of = {i: stage for stage in self._stages.values() for i in stage.tensors}
         self._owners = [i if graph.has_own_memory(position) and not graph.tensors[i].is_sequence else None
                         for position, i in enumerate(graph.outputs)]  # fmt: skip
@@ -135,11 +135,14 @@ class DynamicRunner:
         self._instructions = [self._instruction(piece) for piece in frame.pieces]
 
     def _entry(self, name: str, pointers: int = 2) -> Any:
+        return self._kernel(name, pointers).raw
+
+    def _kernel(self, name: str, pointers: int) -> KernelFunc:
         entry = self._module.get_function(name, query_imports=True)
         if not takes_pointers(entry, pointers):
             expected = f"a kernel of {pointers} pointers"
             raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected {expected}")
-        return entry.raw
+        return entry
 
     # -- a run
 
@@ -163,27 +166,59 @@ class DynamicRunner:
         for index in self._dropped_values:
             self._values.pop(index, None)
 
+    def run_arrays(self, arrays: list[Any]) -> bool:
+        """Run on numpy arrays, one for each input; false, and nothing is done, where they can't be read in place."""
+        plan = self._plan
+        if plan is None or not plan.takes_arrays:
+            return False
+        self._begin({})
+        if self._inputs:
+            self.release()
+        at = plan.call_with_arrays(arrays)
+        if at is None:
+            return False
+        self._unread = 0, at
+        if at != plan.end:
+            self._context.check()
+            self._inputs, self._inherited = [wrap_numpy(values) for values in arrays], None
+            try:
+                self._do_rest(plan, at)
+            finally:
+                self.release()
+        return True
+
     def _run_plan(self, plan: NativePlan) -> None:
         """Run the compiled plan, and the pieces that it leaves."""
-        check, inherited = self._context.check, {} if self._inherited is None else self._inherited
-        self._sizes, self._unread, self._values, at = dict(inherited), (0, 0), {}, 0
-        for index in self._lent:
+        inherited = {} if self._inherited is None else self._inherited
+        self._begin(inherited)
+        self._do_rest(plan, self._call(plan, 0) if plan.begin(self._inputs, inherited) else 0)
+
+    def _begin(self, inherited: Mapping[str, int]) -> None:
+        """Forget the last run, and replace the buffers that users still reference."""
+        self._sizes, self._unread, self._values = dict(inherited), (0, 0), {}
+        while self._lent:
+            index = self._lent.pop()
             buffer = self._buffers[index]
             if buffer.is_lent and buffer.renew_memory(buffer.array.shape):
                 self._set_buffer(index, buffer)
-        self._lent.clear()
-        if not plan.begin(self._inputs, inherited):
-            self._instructions[0](self, None)
-            at = 1
+
+    def _call(self, plan: NativePlan, at: int) -> int:
+        """Let compiled code run the pieces from `at` on that it can run; returns the first that is left."""
+        if not plan.is_compiled[at]:
+            return at
+        left = plan.call(at)
+        self._context.check()
+        self._read_sizes()
+        self._unread = at, left
+        return left
+
+    def _do_rest(self, plan: NativePlan, at: int) -> None:
+        """Execute the piece `at`, which compiled code left, and all after it."""
         while at != plan.end:
-            if plan.is_compiled[at]:
-                before, at = at, plan.call(at)
-                check()
-                self._read_sizes()
-                self._unread = before, at
+            self._instructions[at](self, None)
+            at += 1
             if at != plan.end:
-                self._instructions[at](self, None)
-                at += 1
+                at = self._call(plan, at)
 
     def do_piece(self, number: int, inputs: Sequence[Value], inherited: Mapping[str, int]) -> None:
         """Execute a piece that compiled code left, which did all before it."""
@@ -559,12 +594,12 @@ class DynamicRunner:
         return buffer.lend()
 
     def numpy(self, position: int) -> Any:
-        """An output of the last run that is a tensor, as a numpy array of the user's; None for a sequence."""
+        """An output of the last run that is no sequence, as a numpy array of the user's."""
         buffer, index = self._buffer(position), self._graph.outputs[position]
-        if buffer is not None:
-            self._lent.add(index)
-            return buffer.numpy()
-        return None if self._graph.tensors[index].is_sequence else self.array(index).numpy()
+        if buffer is None:
+            return self.array(index).numpy()
+        self._lent.add(index)
+        return buffer.numpy()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""

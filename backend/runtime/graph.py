@@ -27,8 +27,10 @@ from relayc.backend.runtime.errors import ArgumentError, ArtifactError
 from relayc.backend.runtime.execution_plan import (
     SEQUENCE_ACTIONS,
     Bind,
+    Check,
     IfStep,
     LoopStep,
+    RunNodes,
     SequenceStep,
     Step,
     read_steps,
@@ -171,6 +173,12 @@ class Graph:
         tensor = self.tensors[self.outputs[position]]
         return (tensor.storage, tensor.place) == ("output", position)
 
+    @property
+    def keeps_no_inputs(self) -> bool:
+        """Are inputs read by kernels in a run and by nothing after it, so that their memory may be the caller's?"""
+        graphs = (self, *[graph for _, graph in self.variants])
+        return self.strings is None and all(map(_is_kernels, graphs))
+
     def bodies(self, nested: bool = True) -> Iterator[tuple[Graph, str]]:
         """The bodies of control flow, those in bodies included if `nested`, with their places in the user's model."""
         for step in self.steps:
@@ -287,6 +295,13 @@ class Graph:
             graph = replace(graph, metadata=ModelMetadata.from_json(record.record("metadata")))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
+
+
+def _is_kernels(graph: Graph) -> bool:
+    """Does compiled code run the whole graph, and is no output an input?"""
+    kernels = all(isinstance(step, RunNodes | Bind | Check) for step in graph.steps)
+    is_read = any(graph.tensors[index].storage == "input" for index in graph.outputs)
+    return graph.entry is not None and kernels and not is_read and not any(t.is_sequence for t in graph.tensors)
 
 
 def _strings(graph: Graph, record: Record) -> GraphStrings | None:

@@ -106,8 +106,14 @@ class GraphModule:
         self._output_positions = {graph.tensors[index].name: position for position, index in outputs}
         self._inputs = InputPorts(graph, where)
         self._params = bound.model.params_on(where)
-        self._decoded = self._inputs.strings.outputs | graph.maps.keys()
-        """outputs, by position, that are no numbers to users"""
+        self._positions = range(len(graph.outputs))
+        sequences = {position for position, index in enumerate(graph.outputs) if graph.tensors[index].is_sequence}
+        self._decoded = self._inputs.strings.outputs | graph.maps.keys() | sequences
+        """outputs, by position, that are no arrays to users"""
+        names = [graph.tensors[index].name for index in graph.inputs]
+        in_place = graph.keeps_no_inputs and not graph.caches and where.api.host_accessible
+        self._array_names = names if in_place and len({*names}) == len(names) else None
+        """the inputs in order, if compiled code can read numpy arrays in place"""
         self._static: StaticRunner | None = None
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
@@ -175,7 +181,8 @@ class GraphModule:
     def set_input_zero_copy(self, key: int | str, value: Any) -> None:
         """Makes runs read the input directly from `value`'s memory, which is kept alive until the input is set again.
 
-        It must be contiguous, aligned to 64 bytes and on the executor's device; otherwise `ArgumentError`.
+        It must be contiguous and on the executor's device, aligned to its elements on a CPU and to 64 bytes elsewhere;
+        otherwise `ArgumentError`.
         """
         with self._lock:
             self._inputs.set_zero_copy(self.get_input_index(key), value)
@@ -183,9 +190,9 @@ class GraphModule:
     def set_output_zero_copy(self, key: int | str, value: Any) -> None:
         """Makes runs write the output directly into `value`'s memory, which is kept alive; None ends that.
 
-        It must be writable, contiguous, aligned to 64 bytes, on the executor's device, and neither the memory of an
-        input nor of another output. Raises `ArgumentError` for other memory, and for outputs without a fixed shape or
-        that are no result of a kernel: `get_output(key, out=value)` copies those.
+        It must be writable, contiguous, on the executor's device, aligned as that of `set_input_zero_copy`, and neither
+        the memory of an input nor of another output. Raises `ArgumentError` for other memory, and for outputs without a
+        fixed shape or that are no result of a kernel: `get_output(key, out=value)` copies those.
         """
         with self._lock:
             position = self._output_position(key)
@@ -381,17 +388,17 @@ class GraphModule:
 
         `outputs` are positions or names; None: all. Strings are object arrays, sequences lists of arrays, maps lists of
         dictionaries. The arrays are the caller's; later runs do not change them. The shortest way through an executor:
-        small models take little longer than their kernels, and large outputs are not copied.
+        small models take little longer than their kernels, and large arrays are not copied. Dense inputs are read in
+        place, so no other thread may change them during the call; set all inputs again for a later `run`.
         """
         with self._lock:
-            copy_array = self._inputs.copy_array
-            for name, value in inputs.items():
-                if not copy_array(name, value):
-                    self._set_input(name, value)
-            self._run()
-            self._inputs.caches.keep()
-            wanted = range(len(self._graph.outputs)) if outputs is None else map(self._output_position, outputs)
-            return self._numpy_outputs(wanted)
+            borrowed = [] if self._run_on_arrays(inputs) else self._run_on_inputs(inputs)
+            wanted = self._positions if outputs is None else map(self._output_position, outputs)
+            try:
+                return self._numpy_outputs(wanted)
+            finally:
+                if borrowed:
+                    self._drop(borrowed)
 
     def set_num_threads(self, num_threads: int | None) -> None:
         """Limits the threads of later runs; None: as many as the process may use."""
@@ -533,6 +540,59 @@ class GraphModule:
         if not self._inputs.copy_array(key, value):
             self._inputs.set(self.get_input_index(key), value)
 
+    def _run_on_arrays(self, inputs: Mapping[str, Any]) -> bool:
+        """Run on numpy arrays in one call of compiled code; false, and nothing is done, where it can't read them."""
+        names = self._array_names
+        if names is None or len(inputs) != len(names) or self._output_memory:
+            return False
+        try:
+            arrays = [inputs[name] for name in names]
+        except KeyError:
+            return False
+        if not self._run(arrays):
+            return False
+        if self._inputs.are_set:
+            self._drop(range(len(names)))
+        return True
+
+    def _takes_arrays(self, arrays: list[Any]) -> bool:
+        """Run on numpy arrays; false, and nothing is done, where they can't be read in place."""
+        chosen = self._last_special if self._graph.variants else self
+        runner = None if chosen is None else chosen._dynamic if chosen._static is None else chosen._static
+        self._special = None if chosen is self else chosen
+        self._context.refresh()
+        try:
+            return runner is not None and runner.run_arrays(arrays)
+        except SizeMismatchError:  # another specialisation may take these sizes
+            return False
+
+    def _run_on_inputs(self, inputs: Mapping[str, Any]) -> list[int]:
+        """Run on values that are set or, large ones if possible, read in place; returns the positions of these."""
+        borrowed: list[int] = []
+        may_borrow = self._graph.keeps_no_inputs and self.device.api.host_accessible and not self._output_memory
+        try:
+            for name, value in inputs.items():
+                position = self._inputs.borrow(name, value) if may_borrow else None
+                if position is not None:
+                    borrowed.append(position)
+                elif not self._inputs.copy_array(name, value):
+                    self._set_input(name, value)
+            self._run()
+            self._inputs.caches.keep()
+        except BaseException:
+            self._drop(borrowed)
+            raise
+        return borrowed
+
+    def _drop(self, positions: Sequence[int]) -> None:
+        """Forget the values of inputs."""
+        self._inputs.drop(positions)
+        self._passed = []
+        if self._dynamic is not None:
+            self._dynamic.release()
+        for special in self._specials.values():
+            special._drop(positions)
+
     def _output_position(self, key: int | str) -> int:
         position = position_of(key, self._output_positions)
         if not 0 <= position < len(self._graph.outputs):
@@ -547,8 +607,9 @@ class GraphModule:
         if self._special is not None:
             return self._special._numpy_outputs(positions)
         runner, decoded = self._runner, self._decoded
-        found = [(p, None if p in decoded else runner.numpy(p)) for p in positions]
-        return [_as_numpy(self.get_output(p)) if values is None else values for p, values in found]
+        if not decoded:
+            return [runner.numpy(p) for p in positions]
+        return [_as_numpy(self.get_output(p)) if p in decoded else runner.numpy(p) for p in positions]
 
     def _prepare(self) -> None:
         """Complete the inputs, and have memory to run."""
@@ -557,28 +618,26 @@ class GraphModule:
         self._inputs.prepare()
         self._context.refresh()
 
-    def _run(self) -> None:
-        """Run the model; until it ends, `cancel` reaches it."""
+    def _run(self, arrays: list[Any] | None = None) -> bool:
+        """Run the model; until it ends, `cancel` reaches it. See `_execute`."""
         self._context.forget_failure()
         self._is_running = True
         try:
-            self._execute()
+            return self._execute(arrays)
         finally:
             self._is_running = False
 
-    def _execute(self) -> None:
-        """Run the model, or the specialisation for the inputs, on the values that are set."""
+    def _execute(self, arrays: list[Any] | None = None) -> bool:
+        """Run the model, or the specialisation for the inputs, on the values that are set.
+
+        With `arrays`, on these; false, and nothing is done, where they can't be read in place.
+        """
         self._has_run = False
         try:
-            self._prepare()
-            self._special = self._run_special() if self._graph.variants else None
-            if self._special is not None:
-                pass
-            elif self._dynamic is not None:
-                self._dynamic.run(self._inputs.values, self._inputs.kept_sizes)
-            elif self._static is not None:
-                self._inputs.check_sizes()
-                self._static.run()
+            if arrays is None:
+                self._run_on_values()
+            elif not self._takes_arrays(arrays):
+                return False
         except IndexRangeError as error:  # of a dynamic graph, which checks after each call of compiled code
             raise self._located(error) from error
         except Exception as error:
@@ -589,6 +648,18 @@ class GraphModule:
         except IndexRangeError as error:
             raise self._located(error) from error
         self._has_run = True
+        return True
+
+    def _run_on_values(self) -> None:
+        self._prepare()
+        self._special = self._run_special() if self._graph.variants else None
+        if self._special is not None:
+            return
+        if self._dynamic is not None:
+            self._dynamic.run(self._inputs.values, self._inputs.kept_sizes)
+        elif self._static is not None:
+            self._inputs.check_sizes()
+            self._static.run()
 
     def _located(self, error: IndexRangeError) -> IndexRangeError:
         """The error with the name of the model."""

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from relayc.backend.runtime.arguments import as_argument, as_sequence, as_string_arrays, check_placement, check_type
 from relayc.backend.runtime.checks import position_of
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import nbytes
+from relayc.backend.runtime.dtype import nbytes, to_numpy
 from relayc.backend.runtime.errors import ArgumentError, raise_if_foreign
 from relayc.backend.runtime.graph import Graph, GraphTensor
 from relayc.backend.runtime.kv_cache import KVCaches
-from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack
+from relayc.backend.runtime.ndarray import NDArray, empty, from_dlpack, wrap_numpy
 from relayc.backend.runtime.runners import serves
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import size_text
@@ -24,6 +24,8 @@ from relayc.backend.runtime.string_ports import StringPorts
 
 __all__ = ["InputPorts"]
 
+_BORROWED_BYTES = 1 << 16
+"""Bytes from which to pass the address of an array takes less time than to copy it."""
 _GROWTH = 4
 """An input that outgrows its memory gets 1 / _GROWTH more than it needs."""
 
@@ -117,6 +119,29 @@ class InputPorts:
         view[...] = value
         return True
 
+    def borrow(self, name: str, value: Any) -> int | None:
+        """Make runs read a large, dense numpy array in place until it is dropped; returns the input's position.
+
+        None, and nothing is done, for all else. Raises `ArgumentError` for another shape than the input may have.
+        """
+        if type(value) is not np.ndarray or value.nbytes < _BORROWED_BYTES:
+            return None
+        position, flags = self._positions.get(name), value.flags
+        if position is None or position in self.caches or not (flags.c_contiguous and flags.aligned):
+            return None
+        if value.dtype != to_numpy(self.tensor(position).dtype):
+            return None
+        array = wrap_numpy(value)
+        self._check(position, array)
+        self._place(position, array)
+        return position
+
+    def drop(self, positions: Iterable[int]) -> None:
+        """Forget the values of inputs."""
+        for position in positions:
+            if self._values.pop(position, None) is not None:
+                self._drop_view(position)
+
     def set(self, position: int, value: Any) -> None:
         """Copy a value of any form."""
         tensor = self.tensor(position)
@@ -167,6 +192,11 @@ class InputPorts:
         assert isinstance(found, NDArray), "a graph with lists has a runner of its own"
         return found
 
+    @property
+    def are_set(self) -> bool:
+        """Has any input a value?"""
+        return bool(self._values)
+
     def has_value(self, position: int) -> bool:
         """Will the next run read a value that is there already?"""
         return position in self._values
@@ -202,7 +232,8 @@ class InputPorts:
         missing = [self.tensor(i).name for i in positions if not self.strings.is_set(i)]
         if missing:
             raise ArgumentError(
-                f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self.signature()}"
+                f"model {self._graph.name!r}: inputs {missing} were never set, or only for a call of infer. Its inputs "
+                f"are: {self.signature()}"
             )
 
     def _copy(self, position: int, value: Any) -> None:
@@ -232,12 +263,15 @@ class InputPorts:
             return
         self._values[position] = value
         copied = position not in self.strings.inputs and value is self._own.get(position)
+        self._drop_view(position)
+        if copied and isinstance(value, NDArray) and self._device.api.host_accessible:
+            view = np.asarray(value, copy=False)
+            self._views[position] = self._views[self.tensor(position).name] = view, view.shape, view.dtype
+        self.moved.add(position)
+
+    def _drop_view(self, position: int) -> None:
         for key in (position, self.tensor(position).name):
             self._views.pop(key, None)
-            if copied and isinstance(value, NDArray) and self._device.api.host_accessible:
-                view = np.asarray(value, copy=False)
-                self._views[key] = view, view.shape, view.dtype
-        self.moved.add(position)
 
 
 def _ranks_of(graph: Graph, position: int) -> set[int]:

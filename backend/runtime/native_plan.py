@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from relayc.backend.runtime.array_call import ArrayCall
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.ndarray import NDArray
+from relayc.backend.runtime.packed_func import KernelFunc
 from relayc.backend.runtime.plan_frame import PlanFrame
 from relayc.backend.runtime.sequences import ArraySequence, Value
 
@@ -24,11 +27,12 @@ class NativePlan:
     frame.
     """
 
-    def __init__(self, frame: PlanFrame, words: np.ndarray[Any, Any], entry: Any, context: Context) -> None:
-        self._frame, self._entry, self._at = frame, entry, frame.at
+    def __init__(self, frame: PlanFrame, words: np.ndarray[Any, Any], entry: KernelFunc, context: Context) -> None:
+        self._frame, self._entry, self._at = frame, entry.raw, frame.at
         self.words = memoryview(words.data)  # quicker than numpy for single words
         self.address = int(words.ctypes.data)
         self._arguments = context.address, self.address
+        self._entry_address = entry.address
         self.end = len(frame.pieces)
         self.is_compiled = [frame.is_compiled(piece) for piece in frame.pieces]
         self._bound = [[(name, frame.sizes + frame.graph.sizes.index(name)) for name in frame.bound_by(piece)]
@@ -45,6 +49,8 @@ class NativePlan:
         self._stacks: dict[int, NDArray | None] = {}
         """what sequences lie in, which may drop it themselves"""
         owners = [(i, frame.buffers[i] + 1) for stage in frame.stages.values() for i in stage.owners]
+        self.takes_arrays = not frame.around and all(self.is_compiled)
+        """can it be called with arrays?"""
         self.buffer_shapes = {i: self.words[k : k + len(frame.graph.tensors[i].shape)] for i, k in owners}
         """the words of the shape of the tensor in each buffer"""
         for _, first in owners:
@@ -103,6 +109,18 @@ class NativePlan:
         self.words[self._at] = at
         self._entry(*self._arguments)
         return self.words[self._at]
+
+    def call_with_arrays(self, arrays: list[Any]) -> int | None:
+        """Run pieces from the first one on with numpy arrays as inputs; returns the first that is left.
+
+        None, and nothing is done, where the arrays can't be read in place.
+        """
+        self.words[self._at] = 0
+        return self.words[self._at] if self._array_call(arrays) else None
+
+    @cached_property
+    def _array_call(self) -> ArrayCall:
+        return ArrayCall(self._frame.graph, self._entry_address, self._arguments, self.address, self._frame.shapes)
 
     def sizes_bound(self, first: int, last: int) -> dict[str, int]:
         """The values of the size variables that the pieces `first` ... `last` - 1 bind."""

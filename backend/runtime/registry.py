@@ -34,6 +34,7 @@ _providers: dict[str, str] = {
     "device_api.interp": "relayc.backend.interp.runtime:interp_device_api",
     "runtime.export_c": "relayc.backend.c_library.export:export_c",
     "runtime.report_index": "relayc.backend.runtime.index_actions:report_index",
+    "runtime.thread_pool.array_call_address": "relayc.backend.llvm.pool:array_call_address",
     "runtime.thread_pool.parallel_address": "relayc.backend.llvm.pool:parallel_address",
     "runtime.thread_pool.workspace_addresses": "relayc.backend.llvm.pool:workspace_addresses",
     "target.builder.cuda": "relayc.backend.cuda.builder:Builder",

@@ -7,11 +7,13 @@ import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy.typing as npt
 
+from relayc.backend.runtime.array_call import ArrayCall
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
@@ -49,9 +51,9 @@ class EntryRunner:
                 f"entry {graph.entry!r} of model {graph.name!r} is {entry!r}; expected a kernel of two pointers"
             )
         self._table = (ctypes.c_void_p * max(len(graph.tensors), 1))()
-        self._call = entry.raw
+        self._call, self._address = entry.raw, entry.address
         self._arguments = context.address, arena.handle, ctypes.addressof(self._table)
-        self._arena = arena
+        self._arena, self._graph = arena, graph
 
     def move(self, tensor: int, array: NDArray) -> None:
         """Rebind a tensor to `array`."""
@@ -59,6 +61,11 @@ class EntryRunner:
 
     def __call__(self) -> None:
         self._call(*self._arguments)
+
+    @cached_property
+    def call_with_arrays(self) -> ArrayCall:
+        """The call with numpy arrays as inputs."""
+        return ArrayCall(self._graph, self._address, self._arguments, self._arguments[-1])
 
 
 class NodeRunner:
@@ -284,8 +291,8 @@ class OutputBuffer:
 
     def numpy(self) -> npt.NDArray[Any]:
         """The values as a numpy array of the user's: a copy, or large memory of the host that nobody else has, lent."""
-        is_own = self._users is None and not self._block.is_held
-        if is_own and self._needed >= _LENT_BYTES and self._device.api.host_accessible:
+        is_large = self._needed >= _LENT_BYTES and self._device.api.host_accessible
+        if is_large and self._users is None and not self._block.is_held:
             return self.hold().__array__(copy=False)
         return self.array.numpy()
 

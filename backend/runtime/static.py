@@ -37,7 +37,8 @@ class StaticRunner:
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
-        self._node_runner: NodeRunner | None = None
+        self._lent: set[int] = set()
+        """outputs that may have been lent since the last run"""
         self.runner = self._make_runner()
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
@@ -49,7 +50,7 @@ class StaticRunner:
     def _make_runner(self) -> EntryRunner | NodeRunner | CapturingRunner:
         graph = self._graph
         if graph.entry is None:
-            nodes = self._node_runner = NodeRunner(graph, self._module, self._context)
+            nodes = NodeRunner(graph, self._module, self._context)
             runner = CapturingRunner(nodes, self._device) if nodes.is_queued else nodes
         else:
             runner = EntryRunner(graph, self._module, self._context, self._arena)
@@ -61,22 +62,28 @@ class StaticRunner:
 
     def run(self) -> None:
         """Run all nodes."""
-        self._update_memory()
-        self.runner()
-
-    def _update_memory(self) -> None:
-        """Replace buffers of outputs that users still reference, and notify the runners of all that moved."""
-        for position, buffer in enumerate(self._outputs):
-            if buffer is not None and buffer.is_lent and buffer.renew():
-                self._moved("output", position)
+        self._renew_outputs()
         while self._inputs.moved:
             self._moved("input", self._inputs.moved.pop())
+        self.runner()
+
+    def run_arrays(self, arrays: list[Any]) -> bool:
+        """Run all nodes on numpy arrays, one for each input; false, and nothing is done, where they can't be read in
+        place."""
+        self._renew_outputs()
+        return isinstance(self.runner, EntryRunner) and self.runner.call_with_arrays(arrays)
+
+    def _renew_outputs(self) -> None:
+        """Replace buffers of outputs that users still reference."""
+        while self._lent:
+            position = self._lent.pop()
+            buffer = self._outputs[position]
+            if buffer is not None and buffer.is_lent and buffer.renew():
+                self._moved("output", position)
 
     def _moved(self, storage: str, place: int) -> None:
-        runners = [runner for runner in dict.fromkeys((self.runner, self._node_runner)) if runner is not None]
         for index in self._tensors_in[storage, place]:
-            for runner in runners:
-                runner.move(index, self.array(index))
+            self.runner.move(index, self.array(index))
 
     def array(self, index: int) -> NDArray:
         """The array that currently holds a tensor of the graph."""
@@ -97,7 +104,10 @@ class StaticRunner:
     def numpy(self, position: int) -> Any:
         """An output of the last run as a numpy array of the user's."""
         buffer = self._outputs[position]
-        return self.array(self._graph.outputs[position]).numpy() if buffer is None else buffer.numpy()
+        if buffer is None:
+            return self.array(self._graph.outputs[position]).numpy()
+        self._lent.add(position)
+        return buffer.numpy()
 
     def use_output(self, position: int, array: NDArray | None) -> bool:
         """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""
@@ -105,21 +115,24 @@ class StaticRunner:
         if buffer is None:
             return False
         buffer.use(array)
+        self._lent.add(position)  # its own memory may be
         self._moved("output", position)
         return True
 
     def output(self, position: int) -> NDArray:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight."""
         buffer = self._outputs[position]
-        return self.array(self._graph.outputs[position]).copyto(self._device) if buffer is None else buffer.lend()
+        if buffer is None:
+            return self.array(self._graph.outputs[position]).copyto(self._device)
+        self._lent.add(position)
+        return buffer.lend()
 
     def time_nodes(self, repeat: int) -> list[float]:
         """The median time of each node in `repeat` runs after a warm-up."""
-        self._update_memory()
-        if self._node_runner is None:
-            self._node_runner = NodeRunner(self._graph, self._module, self._context)
-            for index in range(len(self._graph.tensors)):
-                self._node_runner.move(index, self.array(index))
-        seconds = self._node_runner.time(self._device, repeat)
+        self._renew_outputs()
+        nodes = NodeRunner(self._graph, self._module, self._context)
+        for index in range(len(self._graph.tensors)):
+            nodes.move(index, self.array(index))
+        seconds = nodes.time(self._device, repeat)
         times: Any = np.median(np.array(seconds).reshape(repeat, len(self._graph.nodes)), axis=0)
         return times.tolist()

@@ -20,6 +20,7 @@ from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.registry import get_global_func
 
 __all__ = [
+    "array_call_address",
     "available_cpus",
     "cgroup_cpu_quota",
     "in_threads",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _VARIABLE = "RELAYC_NUM_THREADS"
+_ARRAY_CALL = "runtime.thread_pool.array_call_address"
 _PARALLEL = "runtime.thread_pool.parallel_address"
 _WORKSPACE = "runtime.thread_pool.workspace_addresses"
 
@@ -114,6 +116,12 @@ def parallel_address() -> int | None:
 def workspace_addresses() -> tuple[int, int] | None:
     """The addresses of native alloc_workspace and free_workspace functions (see `context.Ctx`); None without any."""
     find = get_global_func(_WORKSPACE, allow_missing=True)
+    return None if find is None else find()
+
+
+def array_call_address() -> int | None:
+    """The address of the function that enters compiled code with arrays (see `array_call`); None without one."""
+    find = get_global_func(_ARRAY_CALL, allow_missing=True)
     return None if find is None else find()
 
 

@@ -18,10 +18,6 @@ from relayc.torch.options import Options
 
 __all__ = ["Execution", "bytes_of"]
 
-_ALIGNED = 64
-"""Alignment in bytes that compiled code needs of inputs which it reads in place; torch allocates with it."""
-
-
 _SMALL = 1 << 15
 """Bytes up to which a copy takes less time than to pass the memory by DLPack, 15 us (Zen 4)."""
 
@@ -79,7 +75,7 @@ def _set(executor: GraphModule, name: str, value: Any) -> None:
     value = value.detach()
     if value.nbytes <= _SMALL and value.dtype in _NUMPY_TYPES:
         executor.set_input(name, value.numpy())
-    elif value.is_contiguous() and value.data_ptr() % _ALIGNED == 0:
+    elif value.is_contiguous() and value.data_ptr() % value.element_size() == 0:
         executor.set_input_zero_copy(name, value)
     else:
         executor.set_input(name, value)

@@ -57,8 +57,10 @@ def test_infer_gives_numpy_arrays_and_keeps_nothing(executor, small):
     (again,) = executor.infer({"x": -X}, ["y"])
     np.testing.assert_array_equal(y, small.expected(X))
     np.testing.assert_array_equal(again, small.expected(-X))
-    assert executor.infer({}, []) == []  # inputs stay set
     np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+    executor.set_input("x", X)
+    assert executor.infer({}, []) == []  # inputs that were set stay set
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
     with pytest.raises(ArgumentError, match="no output 'z'"):
         executor.infer({"x": X}, ["z"])
     with pytest.raises(ArgumentError, match="expected shape"):
@@ -67,13 +69,14 @@ def test_infer_gives_numpy_arrays_and_keeps_nothing(executor, small):
 
 def test_arrays_of_the_last_type_are_copied_without_further_checks(fast, small, monkeypatch):
     """Small models are dominated by the cost of a run; what it must not do is counted."""
-    fast.infer({"x": X})
+    fast.set_input("x", X)
     calls = []
     for name in ("set", "_copy", "_place"):
         inner = getattr(InputPorts, name)
         monkeypatch.setattr(InputPorts, name, lambda self, *a, f=inner, n=name: (calls.append(n), f(self, *a))[1])
     for value in (X, -X):
-        np.testing.assert_array_equal(fast.infer({"x": value})[0], small.expected(value))
+        fast.run(x=value)
+        np.testing.assert_array_equal(fast.get_output(0).numpy(), small.expected(value))
     fast.set_input(0, X)
     assert not calls
     for other in (X.view(type("Sub", (np.ndarray,), {})), nd.array(X), X.tolist()):
@@ -256,7 +259,7 @@ def test_zero_copy_input(fast, small):
 
 def test_zero_copy_wants_fitting_memory(fast):
     strided = nd.from_dlpack(np.zeros((3, 2), "float32").T)
-    shifted = nd.empty((7,))._create_view((2, 3), byte_offset=4)
+    shifted = nd.empty((7,))._create_view((2, 3), byte_offset=2)
     for bad in (strided, shifted):
         with pytest.raises(ArgumentError, match=r"can't be used in place; expected contiguous memory on cpu:0"):
             fast.set_input_zero_copy("x", bad)
