@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
 from relayc.backend.cache import default_cache
@@ -35,13 +36,17 @@ def _hash_of(files: Sequence[tuple[str, str, os.stat_result]]) -> str:
     return digest.hexdigest()
 
 
-def _sources(folder: str) -> Iterator[Stat]:
-    """The Python files in a folder and its subfolders in a deterministic order; faster than `Path.rglob`."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _sources(entry.path)
-        elif entry.name.endswith(".py"):
-            yield entry.path, entry.stat()
+def _sources(folder: str) -> list[Stat]:
+    """The Python files in a folder and its subfolders, by name; faster than `Path.rglob`."""
+    found, waiting = list[Stat](), [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found.append((entry.path, entry.stat()))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    waiting.append(entry.path)
+    return sorted(found, key=itemgetter(0))
 
 
 def has_source_version(definition: Any) -> bool:
