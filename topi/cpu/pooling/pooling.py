@@ -17,7 +17,7 @@ from relayc.topi.cpu.norms.packed_transpose import can_pack
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
-from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
+from relayc.topi.cpu.reductions.narrow_extrema import compare_as_float32, compare_as_integers
 from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.registry import operations_behind, register_schedule
@@ -227,6 +227,8 @@ def _schedule_lines(
     lanes, width = vector_lanes(target), constant_size([extent_of(operation.axis[-1])])
     if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
         operation = compare_as_integers(s, operation)
+    elif not _is_vector_of_float16(operation, target):
+        operation = compare_as_float32(s, operation)
     shared = WindowLines.of(operation) if share else None
     shuffled = shared is not None and part is None and _fits_registers(shared, target)
     lines = () if shared is None else shared.apply(s, lanes if shuffled else 2 * lanes)
@@ -234,6 +236,13 @@ def _schedule_lines(
     inline_injective(s, [out], keep=[anchor, *[s[t].op for t in lines]])
     _tile_lines(s, out, anchor, lines, target, part, shuffled=shuffled)
     return s
+
+
+def _is_vector_of_float16(operation: te.Operation, target: Target) -> bool:
+    """True if a line is at most a vector of float16, read at stride 1, that the target compares without conversion."""
+    width, strides = constant_size([extent_of(operation.axis[-1])]), operation.attrs.get("strides", (1,))
+    native = operation.output(0).dtype == "float16" and not target.features.isdisjoint(("avx512fp16", "fullfp16"))
+    return native and strides[-1] == 1 and width <= vector_lanes(target, 2)
 
 
 def _fits_registers(shared: WindowLines, target: Target) -> bool:
