@@ -6,7 +6,7 @@ from relayc.te.math import *
 from relayc.te.operation import *
 from relayc.te.reduction import *
 from relayc.te.schedule import *
-from relayc.te.stage import Stage as Stage
+from relayc.te.stage import Prefetch as Prefetch, Stage as Stage
 from relayc.te.tag import tag_scope as tag_scope
 from relayc.te.tensor import *
 from relayc.te.tensor_intrin import *

@@ -14,10 +14,11 @@ from relayc.te.tir.ops import convert, seq
 from relayc.te.tir.stmt import Evaluate, For, ForKind, Stmt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
 
     from relayc.te.nest import StageNest
-    from relayc.te.stage import LoopAttrs, Prefetch, PrefetchedLine
+    from relayc.te.stage import LoopAttrs, Prefetch
     from relayc.te.tensor import Tensor
 
 __all__ = ["prefetches"]
@@ -33,18 +34,20 @@ def prefetches(nest: StageNest, leaf: IterVar, attrs: LoopAttrs) -> Iterator[Stm
 
     Raises ScheduleError for a line of a tensor that no stage reads.
     """
-    for line in attrs.prefetched_lines:
-        yield _line_ahead(nest, leaf, line)
-    for wanted in reversed(attrs.prefetches):
-        yield _prefetch(nest, leaf, wanted)
+    for tensor, wanted in attrs.prefetches:
+        if wanted.order is not None:
+            yield _in_order(nest, leaf, tensor, wanted, wanted.order)
+    for tensor, wanted in reversed(attrs.prefetches):
+        if wanted.order is None:
+            yield _prefetch(nest, leaf, tensor, wanted)
 
 
-def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
+def _prefetch(nest: StageNest, leaf: IterVar, tensor: Tensor, wanted: Prefetch) -> Stmt:
     """Prefetch every cache line of a region. Indices of later iterations are clamped to the tensor's last element.
 
-    An address that lies `elements` further may lie past the tensor's end: prefetching it has no effect.
+    An address that lies `distance` further may lie past the tensor's end: prefetching it has no effect.
     """
-    schedule, tensor = nest.nests.bounds.schedule, wanted.tensor
+    schedule = nest.nests.bounds.schedule
     tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
     region = nest.nests.bounds.region_read(nest.stage, tensor, leaf, nest.math.dim(wanted.iterations))
     written = region is None
@@ -67,8 +70,8 @@ def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
         if not here:
             index = nest.math.minimum(nest.math.maximum(index, number(0)), nest.math.dim(tensor.shape[i]) - 1)
         indices.append(index)
-    indices[-1] = indices[-1] + nest.math.dim(wanted.elements)
-    body = _touch(nest, tensor, indices, written, wanted.to_l1)
+    indices[-1] = indices[-1] + nest.math.dim(wanted.distance)
+    body = _touch(nest, tensor, indices, written, wanted.level)
     for var, count in reversed(loops):
         if count.const != 1:
             few = count.const is not None and count.const <= _FEW_LINES
@@ -76,26 +79,29 @@ def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
     return body
 
 
-def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
-    """Prefetch the cache lines at `line.indices` of the first values of the stage's axes in an iteration of `leaf`."""
-    schedule, tensor = nest.nests.bounds.schedule, line.tensor
+def _in_order(
+    nest: StageNest, leaf: IterVar, tensor: Tensor, wanted: Prefetch, order: Callable[..., Sequence[Any]]
+) -> Stmt:
+    """Prefetch the cache lines at an `order`'s index of the first values of the stage's axes in an iteration."""
+    schedule = nest.nests.bounds.schedule
     tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
     if tensor not in nest.nests.buffers:
-        raise ScheduleError(f"stage {nest.stage.name}: prefetch_line of {tensor.name}, which no stage reads")
+        raise ScheduleError(f"stage {nest.stage.name}: prefetch of {tensor.name}, which no stage reads")
     start = {v.var: number(0) for v in nest.leaves[nest.positions[leaf.var] + 1 :]}
     axes = [axis.var for axis in nest.stage.op.root_axes]
     first = [Var(axis.name, axis.dtype) for axis in axes]  # an axis that is a loop counts from 0 inside of others
-    chosen = line.indices(*first)
+    *before, end = order(*first)
     loops = {loop.var: value for loop, value in nest.loops.values.items()}
     for axis, var in zip(axes, first, strict=True):
         loops[var] = nest.math.poly(nest.math.expr(nest.values[axis]), start)
-    wanted = [nest.math.poly(nest.nests.lower(_inlined(nest, convert(i)), loops), {}) for i in chosen]
-    shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
-    *outer, last = [nest.math.minimum(i, nest.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
-    last = wanted[-1] if line.past_end else last
-    behind = [number(0)] * (len(tensor.shape) - len(wanted))
-    places = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(line.lines)]
-    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.to_l1) for place in places])
+    chosen = (*before, end + wanted.distance)
+    places = [nest.math.poly(nest.nests.lower(_inlined(nest, convert(i)), loops), {}) for i in chosen]
+    shape = [*tensor.shape[: len(places) - 1], ops.product(tensor.shape[len(places) - 1 :])]
+    *outer, last = [nest.math.minimum(i, nest.math.dim(d) - 1) for i, d in zip(places, shape, strict=True)]
+    last = places[-1] if wanted.past_end else last
+    behind = [number(0)] * (len(tensor.shape) - len(places))
+    lines = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(wanted.lines)]
+    return seq(*[_touch(nest, tensor, [*outer, *behind, line], wanted.written, wanted.level) for line in lines])
 
 
 def _inlined(nest: StageNest, index: PrimExpr) -> PrimExpr:
@@ -111,7 +117,7 @@ def _inlined(nest: StageNest, index: PrimExpr) -> PrimExpr:
     return map_reads(index, read)
 
 
-def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, to_l1: bool) -> Stmt:
+def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, level: int) -> Stmt:
     place = BufferLoad(nest.nests.buffers[tensor], nest.nests.indices(tensor, indices))
     address = ops.call_intrin("handle", "address_of", place)
-    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if to_l1 or written else 2, int(written)))
+    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if level == 1 or written else 2, int(written)))

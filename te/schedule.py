@@ -185,7 +185,6 @@ class Schedule:
 def _copy_attrs(attrs: LoopAttrs) -> LoopAttrs:
     new = copy.copy(attrs)
     new.pragmas, new.prefetches = dict(attrs.pragmas), list(attrs.prefetches)
-    new.prefetched_lines = list(attrs.prefetched_lines)
     return new
 
 

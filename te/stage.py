@@ -21,7 +21,7 @@ from relayc.te.tir.stmt import ForKind
 if TYPE_CHECKING:
     from relayc.te.tensor_intrin import TensorIntrin
 
-__all__ = ["Fuse", "LoopAttrs", "Prefetch", "PrefetchedLine", "Relation", "Singleton", "Split", "SplitLines", "Stage"]
+__all__ = ["Fuse", "LoopAttrs", "Prefetch", "Relation", "Singleton", "Split", "SplitLines", "Stage"]
 
 MAX_LANES = 1024
 """The longest loop that `vectorize` accepts."""
@@ -81,31 +81,28 @@ Relation = Split | Fuse | Singleton | SplitLines
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A prefetch of memory `elements` beyond what a loop touches of `tensor` `iterations` later.
+    """What each iteration of a loop prefetches of a tensor: how far ahead, into which level of cache, in which order.
 
-    `to_l1`: into the first-level cache, else the second.
+    Without an `order` that is every cache line of what the iteration reads of the tensor, `distance` elements further;
+    of a tensor that is written, which has the shape of the stage, of its own results. With `iterations` it is what the
+    loop reads so many iterations later.
+
+    ``order(*axes)`` gives the element in the first of `lines` cache lines instead, less the distance: its index, or one
+    index into the trailing dimensions as one, as a function of the first value of each axis of the operation (reduce
+    axes last) in the iteration. It may use variables of loops. Indices are clamped to the last element; with `past_end`
+    that of the last dimension is not, which saves an instruction or two. Prefetching past the tensor's end has no
+    effect. `written`: the lines are for a store.
+
+    `level`: 1 or 2, of which a core has more outstanding requests to the latter.
     """
 
-    tensor: Tensor
-    iterations: Dim
-    elements: Dim
-    to_l1: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchedLine:
-    """A prefetch of `lines` cache lines of `tensor`, from the element at `indices` of a stage's axes on.
-
-    `written`: for a store. `past_end`: the last index may lie past its dimension. `to_l1`: into the first-level cache,
-    else the second.
-    """
-
-    tensor: Tensor
-    indices: Callable[..., Sequence[Any]]
-    written: bool
-    lines: int
-    past_end: bool
-    to_l1: bool
+    distance: Dim = 0
+    level: int = 1
+    order: Callable[..., Sequence[Any]] | None = None
+    lines: int = 1
+    written: bool = False
+    past_end: bool = False
+    iterations: Dim = 0
 
 
 @dataclass(slots=True)
@@ -116,8 +113,7 @@ class LoopAttrs:
     thread: IterVar | None = None
     intrin: TensorIntrin | None = None
     pragmas: dict[str, Any] = field(default_factory=dict)
-    prefetches: list[Prefetch] = field(default_factory=list)
-    prefetched_lines: list[PrefetchedLine] = field(default_factory=list)
+    prefetches: list[tuple[Tensor, Prefetch]] = field(default_factory=list)
     align: tuple[int, int] | None = None
     limit: PrimExpr | None = None
     """the most iterations, an expression over the variables of loops around this one"""
@@ -401,49 +397,29 @@ class Stage:
             raise self._error("limit", f"of {axis.var.name}, which is not serial; limit a loop around it")
         attrs.limit = iterations
 
-    def prefetch(self, tensor: Tensor, axis: IterVar, offset: Any) -> None:
-        """Prefetch the elements of `tensor` that the loop reads `offset` iterations later."""
+    def prefetch(self, tensor: Tensor, axis: IterVar, ahead: Prefetch | Any) -> None:
+        """Prefetch a part of `tensor` in each iteration of the loop: see `Prefetch`.
+
+        A number stands for what the loop reads of it so many iterations later. The tensor is one that the stage reads,
+        or one that its inputs are computed from; with an `order` any argument of the function, and without one also an
+        argument of the stage's own shape that will be written.
+        """
         self._check_leaf("prefetch", axis)
-        if tensor not in self.op.input_tensors:
+        wanted = ahead if isinstance(ahead, Prefetch) else Prefetch(iterations=as_dim(ahead))
+        if not self._can_prefetch(tensor, wanted):
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, as_dim(offset), 0))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append((tensor, wanted))
 
-    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, to_l1: bool = True) -> None:
-        """Prefetch, in every iteration, the memory `elements` further than what the iteration touches.
-
-        `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the stage's
-        own shape that will be written: then the distance is from the iteration's own results. `to_l1`: see
-        `prefetch_line`.
-        """
-        self._check_leaf("prefetch_ahead", axis)
-        shapes = [tuple(t.shape) for t in self.op.outputs]
-        if tensor not in self._sources() and tuple(tensor.shape) not in shapes:
-            raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), to_l1))
-
-    def prefetch_line(
-        self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1, past_end: bool = False, to_l1: bool = True,
-    ) -> None:  # fmt: skip
-        """Prefetch `lines` cache lines of `tensor` in each iteration of the loop.
-
-        ``indices(*axes)`` is the element that the first line holds, as a function of the first value of each axis of
-        the operation (reduce axes last) in the iteration; it may use variables of loops. Indices are clamped to the
-        last element; with `past_end` that of the last dimension is not, which saves an instruction or two. Prefetching
-        past the tensor's end has no effect.
-
-        The tensor is one that the stage reads, one that its inputs are computed from, or an argument of the function
-        that will be read or `written`. `to_l1`: into the first-level cache (T0); else into the second (T1), for which a
-        core has more outstanding requests.
-        """
-        self._check_leaf("prefetch_line", axis)
-        is_argument = written or isinstance(tensor.op, PlaceholderOp)
-        if not is_argument and tensor not in self._sources():
-            names = ", ".join(t.name for t in self.op.input_tensors)
-            raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, to_l1)
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
+    def _can_prefetch(self, tensor: Tensor, wanted: Prefetch) -> bool:
+        """Is the tensor's memory known in this stage?"""
+        if not (isinstance(wanted.iterations, int) and wanted.iterations == 0):
+            return tensor in self.op.input_tensors
+        if wanted.order is None:
+            known = any(tuple(tensor.shape) == tuple(t.shape) for t in self.op.outputs)
+        else:
+            known = wanted.written or isinstance(tensor.op, PlaceholderOp)
+        return known or tensor in self._sources()
 
     def _sources(self) -> list[Tensor]:
         """The tensors that the stage reads, and those that they are computed from."""

@@ -84,8 +84,8 @@ def test_prefetch_touches_the_lines_of_a_later_iteration():
         s[b].prefetch(b, b.op.axis[0], 1)
 
 
-@pytest.mark.parametrize(("to_l1", "locality"), [(False, 2), (True, 3)])
-def test_prefetched_lines_are_chosen_by_where_the_axes_begin(to_l1: bool, locality: int):
+@pytest.mark.parametrize(("level", "locality"), [(2, 2), (1, 3)])
+def test_prefetched_lines_are_chosen_by_where_the_axes_begin(level: int, locality: int):
     """A product prefetches the next rows of its right operand while it computes with rows of the left one."""
     a, b = te.placeholder((8, 32), name="a"), te.placeholder((6, 32), name="b")
     k = te.reduce_axis((0, 32), name="k")
@@ -95,16 +95,16 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin(to_l1: bool, locali
     m_outer, m_inner = s[c].split(m, factor=2)
     k_outer, k_inner = s[c].split(c.op.reduce_axis[0], factor=4)
     s[c].reorder(n, m_outer, k_outer, k_inner, m_inner)
-    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4), to_l1=to_l1)
+    s[c].prefetch(b, k_outer, te.Prefetch(order=lambda n, m, k: (n + 1, m * 4 + k // 4), level=level))
     text = str(te.lower(s, [a, b, c], simple_mode=True))
     assert f"prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), {locality}, 0)" in text
     x, y, r = (RNG.random(shape, dtype=np.float32) for shape in ((8, 32), (6, 32), (6, 8)))
     Interpreter(te.lower(s, [a, b, c]))("main", x, y, r)
     np.testing.assert_allclose(r, y @ x.T, rtol=1e-5)
     with pytest.raises(ScheduleError, match="does not read"):
-        s[c].prefetch_line(c, k_outer, lambda n, m, k: (n, m))
-    s[c].prefetch_line(te.placeholder((6, 8), name="other"), k_outer, lambda n, m, k: (n, m))
-    with pytest.raises(ScheduleError, match="prefetch_line of other, which no stage reads"):
+        s[c].prefetch(c, k_outer, te.Prefetch(order=lambda n, m, k: (n, m)))
+    s[c].prefetch(te.placeholder((6, 8), name="other"), k_outer, te.Prefetch(order=lambda n, m, k: (n, m)))
+    with pytest.raises(ScheduleError, match="prefetch of other, which no stage reads"):
         te.lower(s, [a, b, c])
 
 
@@ -113,7 +113,7 @@ def test_lines_are_prefetched_in_the_order_of_the_calls():
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
     for ahead in (64, 80, 96):
-        s[b].prefetch_line(a, b.op.axis[0], lambda i, j, ahead=ahead: (i * 64 + ahead,))
+        s[b].prefetch(a, b.op.axis[0], te.Prefetch(order=lambda i, j, ahead=ahead: (i * 64 + ahead,)))
     text = str(te.lower(s, [a, b]))
     places = [text.index(f"i * 64 + {ahead}, 511)") for ahead in (64, 80, 96)]
     assert places == sorted(places)
@@ -125,7 +125,7 @@ def test_lines_are_prefetched_where_vectors_that_span_rows_begin():
     s = te.create_schedule(b)
     outer, inner = s[b].split(s[b].fuse(*b.op.axis), factor=16)
     s[b].vectorize(inner)
-    s[b].prefetch_line(a, outer, lambda i, j: (i * 24 + j + 48,))
+    s[b].prefetch(a, outer, te.Prefetch(order=lambda i, j: (i * 24 + j + 48,)))
     assert "a[0, min(i.j.fused.outer * 16 + 48, 191)]" in str(te.lower(s, [a, b], simple_mode=True))
 
 
@@ -135,7 +135,7 @@ def test_the_place_of_a_prefetch_may_read_an_inlined_tensor():
     b = te.compute((64,), lambda j: a[row[()], j] * 2.0, name="b")
     s = te.create_schedule(b)
     s[row].compute_inline()
-    s[b].prefetch_line(a, b.op.axis[0], lambda j: (row[()] * 64 + j + 16,))
+    s[b].prefetch(a, b.op.axis[0], te.Prefetch(order=lambda j: (row[()] * 64 + j + 16,)))
     assert "prefetch(address_of(a[j + 208])" in str(te.lower(s, [a, b]))
 
 
@@ -143,7 +143,7 @@ def test_several_consecutive_lines_are_prefetched():
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
-    s[b].prefetch_line(a, b.op.axis[0], lambda i, j: (i * 64 + 64,), lines=3)
+    s[b].prefetch(a, b.op.axis[0], te.Prefetch(order=lambda i, j: (i * 64 + 64,), lines=3))
     text = str(te.lower(s, [a, b]))
     assert [text.count(f"min(i * 64 + 64, 511){behind}]") for behind in ("", " + 16", " + 32")] == [1, 1, 1]
 
@@ -153,7 +153,7 @@ def test_a_prefetched_line_may_lie_past_the_end_of_its_dimension():
     a = te.placeholder((8, 64), name="a")
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
-    s[b].prefetch_line(a, b.op.axis[1], lambda i, j: (i + 1, j * 2), past_end=True)
+    s[b].prefetch(a, b.op.axis[1], te.Prefetch(order=lambda i, j: (i + 1, j * 2), past_end=True))
     assert "a[min(i + 1, 7), j * 2]" in str(te.lower(s, [a, b], simple_mode=True))
 
 
@@ -163,7 +163,7 @@ def test_prefetched_lines_may_depend_on_loops_of_several_iterations_or_one(facto
     b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
     s = te.create_schedule(b)
     outer, _ = s[b].split(b.op.axis[1], factor=factor)
-    s[b].prefetch_line(a, outer, lambda i, j: (i * 64 + j + outer.var * 128,))
+    s[b].prefetch(a, outer, te.Prefetch(order=lambda i, j: (i * 64 + j + outer.var * 128,)))
     text = str(te.lower(s, [a, b]))
     assert text.count("prefetch(") == 1 and f"prefetch(address_of(a[{place}])" in text
 
@@ -177,7 +177,7 @@ def test_prefetched_lines_use_index_tables_and_inlined_producers():
     s[b].compute_inline()
     s[c].compute_inline()
     all_of_it, _ = s[d].split(d.op.axis[1], nparts=1)
-    s[d].prefetch_line(x, all_of_it, lambda i, j: (table[te.min(i + 3, 19)], j))
+    s[d].prefetch(x, all_of_it, te.Prefetch(order=lambda i, j: (table[te.min(i + 3, 19)], j)))
     text = str(te.lower(s, [x, table, d], simple_mode=True))
     assert text.count("prefetch(") == 1 and "table[min(i + 3, 19)]" in text
     values, picks, r = RNG.random((50, 16), dtype=np.float32), RNG.integers(0, 50, 20), np.zeros((20, 16), np.float32)
@@ -185,7 +185,7 @@ def test_prefetched_lines_use_index_tables_and_inlined_producers():
     np.testing.assert_allclose(r, (values[picks] + 1) * 2, rtol=1e-5)
 
 
-def test_prefetch_ahead_prefetches_at_a_distance_for_reads_and_writes():
+def test_prefetches_at_a_distance_for_reads_and_writes():
     a = te.placeholder((20, 40), name="a")
     b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")
     c = te.compute((20, 40), lambda i, j: b[i, j] + 1.0, name="c")
@@ -193,8 +193,8 @@ def test_prefetch_ahead_prefetches_at_a_distance_for_reads_and_writes():
     outer, inner = s[b].split(b.op.axis[1], factor=20)
     s[b].vectorize(inner)
     s[b].compute_at(s[c], c.op.axis[0])
-    s[b].prefetch_ahead(a, outer, 80)
-    s[b].prefetch_ahead(c, outer, 0)
+    s[b].prefetch(a, outer, te.Prefetch(80))
+    s[b].prefetch(c, outer, te.Prefetch(0))
     text = str(te.lower(s, [a, c]))
     for line in (0, 16):
         own = f" + {line}" if line else ""
@@ -204,17 +204,17 @@ def test_prefetch_ahead_prefetches_at_a_distance_for_reads_and_writes():
     Interpreter(te.lower(s, [a, c]))("main", x, r)
     np.testing.assert_array_equal(r, x * np.float32(2) + np.float32(1))
     other = te.placeholder((3, 4), name="other")
-    with pytest.raises(ScheduleError, match="neither reads nor has the shape of"):
-        s[b].prefetch_ahead(other, outer, 1)
+    with pytest.raises(ScheduleError, match="prefetch of other, which the stage does not read"):
+        s[b].prefetch(other, outer, te.Prefetch(1))
 
 
-def test_prefetch_ahead_covers_a_contiguous_run_that_crosses_rows():
+def test_prefetch_at_a_distance_covers_a_contiguous_run_that_crosses_rows():
     """As a box the region would be two whole rows."""
     a = te.placeholder((8, 9, 16), name="a")
     b = te.compute((72 * 16,), lambda i: a[i // 16 // 9, i // 16 % 9, i % 16] * 2.0, name="b")
     s = te.create_schedule(b)
     outer, _ = s[b].split(b.op.axis[0], factor=64)
-    s[b].prefetch_ahead(a, outer, 64)
+    s[b].prefetch(a, outer, te.Prefetch(64))
     text = str(te.lower(s, [a, b]))
     assert re.findall(r"prefetch\(address_of\(a\[(.*)\]\), 3, 0\)", text) == [
         f"i.outer * 64 + {64 + line}" for line in (0, 16, 32, 48)
@@ -225,7 +225,7 @@ def test_prefetch_ahead_covers_a_contiguous_run_that_crosses_rows():
 
 
 @pytest.mark.parametrize("inputs", [1, 2])
-def test_prefetch_ahead_of_inputs_of_inlined_producers(inputs):
+def test_prefetch_at_a_distance_of_inputs_of_inlined_producers(inputs):
     a = te.placeholder((20, 40), name="a")
     inner = te.compute((20, 40), lambda i, j: a[i, j] * 1.0, name="inner") if inputs == 2 else a
     b = te.compute((20, 36), lambda i, j: te.if_then_else(te.all(j >= 2, j < 34), inner[i, j - 2], 0.0), name="b")
@@ -233,7 +233,7 @@ def test_prefetch_ahead_of_inputs_of_inlined_producers(inputs):
     s = te.create_schedule(c)
     for stage in (inner, b)[2 - inputs :]:
         s[stage].compute_inline()
-    s[c].prefetch_ahead(a, c.op.axis[0], 64)
+    s[c].prefetch(a, c.op.axis[0], te.Prefetch(64))
     text = str(te.lower(s, [a, c], simple_mode=True))
     assert "prefetch(address_of(a[i, a.line1 * 16 + 62]), 3, 0)" in text, "from where it begins to be read"
     x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 32), np.float32)
@@ -247,7 +247,7 @@ def test_no_prefetch_in_the_initialisation_of_a_reduction():
     c = te.compute((40,), lambda j: te.sum(a[k, j], axis=k), name="c")
     s = te.create_schedule(c)
     s[c].reorder(k, c.op.axis[0])
-    s[c].prefetch_ahead(a, c.op.axis[0], 80)
+    s[c].prefetch(a, c.op.axis[0], te.Prefetch(80))
     text = str(te.lower(s, [a, c], simple_mode=True))
     assert text.count("prefetch(") == 1 and text.index("prefetch(") > text.index("for k in")
 
@@ -364,7 +364,7 @@ def test_starts_of_nested_axes_are_added_once():
     copy = s.cache_write(b, "local")
     outer, _ = s[b].split(b.op.axis[0], factor=4)
     s[copy].compute_at(s[b], outer)
-    s[copy].prefetch_line(a, s[copy].op.axis[0], lambda i, j: (te.min(i + 8, 63), j))
+    s[copy].prefetch(a, s[copy].op.axis[0], te.Prefetch(order=lambda i, j: (te.min(i + 8, 63), j)))
     prefetch = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
     assert "min(i.outer * 4 + i.c + 8, 63)" in prefetch
 

@@ -283,7 +283,7 @@ def _prefetch_arguments(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, ta
         tensor = op.output(0)
         if isinstance(op, te.PlaceholderOp) and is_streamed(tensor, length, target):
             ahead = elements_ahead(tensor.dtype.nbytes, target)
-            s[reader].prefetch_ahead(tensor, s[reader].op.reduce_axis[-1], ahead)
+            s[reader].prefetch(tensor, s[reader].op.reduce_axis[-1], te.Prefetch(ahead))
 
 
 def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:

@@ -159,23 +159,19 @@ def prefetch_columns(
 ) -> None:  # fmt: skip
     """Prefetch in each iteration of `loop` `width` columns that will be read and written.
 
-    ``place(*i)``: their row and first column, from the arguments of a `Stage.prefetch_line` callback. Only inputs of
+    ``place(*i)``: their row and first column, from the arguments of a `te.Prefetch`'s order. Only inputs of
     the results' shape are prefetched: others are small. They may be read by earlier stages.
     """
     out, axis, shape = columns.out, columns.axis, tuple(columns.out.shape)
     read = [op.output(0) for op in operations_behind([s[stage].op.output(0)]) if isinstance(op, te.PlaceholderOp)]
 
-    def further(by: int) -> Callable[..., Sequence[Any]]:
-        def indices(*i: Any) -> Sequence[Any]:
-            row, column = place(*i)
-            return (*i[:axis], row, column + by)
-
-        return indices
+    def indices(*i: Any) -> Sequence[Any]:
+        return (*i[:axis], *place(*i))
 
     for first in range(0, width, columns.line):
         for tensor in [t for t in read if tuple(t.shape) == shape]:
-            s[stage].prefetch_line(tensor, loop, further(first), to_l1=False)
-        s[stage].prefetch_line(out, loop, further(first), written=True)
+            s[stage].prefetch(tensor, loop, te.Prefetch(first, 2, indices))
+        s[stage].prefetch(out, loop, te.Prefetch(first, order=indices, written=True))
 
 
 def prefetch_column_blocks(

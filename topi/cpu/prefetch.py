@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.tiling import has_few_fill_buffers, has_high_latency_llc, prefetches_to_l1
+from relayc.topi.cpu.tiling import has_few_fill_buffers, has_high_latency_llc
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import is_broadcast
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from relayc.te.tir import PrimExpr
 
 __all__ = [
-    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "inputs_of", "is_beyond_caches",
-    "is_streamed",
-    "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
-    "rows_of_whole_lines",
+    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "in_memory", "in_sequence", "inputs_of",
+    "is_beyond_caches", "is_streamed", "level_of", "prefetch_elements", "prefetch_next", "prefetch_places",
+    "prefetch_rows", "read_later", "rows_ahead", "rows_of_whole_lines",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -83,6 +83,16 @@ def elements_ahead(nbytes: int, target: Target, length: int = 1) -> int:
     return -(-ahead // (length * nbytes)) * length
 
 
+def level_of(target: Target) -> int:
+    """The level of the cache that prefetches go to by default."""
+    return 2 if has_few_fill_buffers(target) else 1
+
+
+def in_sequence(tensor: te.Tensor, target: Target, length: int = 1) -> te.Prefetch:
+    """The prefetch of a tensor that is read in sequence, by rows of `length` elements: see `elements_ahead`."""
+    return te.Prefetch(elements_ahead(tensor.dtype.nbytes, target, length), level_of(target))
+
+
 def rows_ahead(nbytes: int) -> int:
     """Prefetch distance in rows of `nbytes` bytes: at least a memory latency.
 
@@ -102,14 +112,12 @@ def prefetch_rows(
     enough, and prefetches slow it down, unless `always`: where exponentials are computed, or each row has two ends that
     are read before they are written. They then go to L2.
     """
-    few = has_few_fill_buffers(target)
-    if few and not always:
+    if not always and has_few_fill_buffers(target):
         return
-    within_page = once and has_high_latency_llc(target)
+    length = 1 if once and has_high_latency_llc(target) else length
     for tensor in inputs_of(s[stage].op):
-        if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
-            ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
-            s[stage].prefetch_ahead(tensor, loop, ahead, to_l1=not few)
+        if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
+            s[stage].prefetch(tensor, loop, in_sequence(tensor, target, length))
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -126,9 +134,10 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
-    to_l1 = prefetches_to_l1(target) or row > caches.l2 // _SHARE_OF_L2
+    level = 1 if row > caches.l2 // _SHARE_OF_L2 else level_of(target)
     for tensor in alike:
-        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, to_l1=to_l1)
+        ahead = te.Prefetch(elements_ahead(out.dtype.nbytes, target, length), level)
+        prefetch_places(s, out, tensor, vectors, ahead, each)
     return bool(alike)
 
 
@@ -143,21 +152,20 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     for tensor in read:
         if constant_size(tensor.shape) == constant_size(out.shape) and is_streamed(tensor, 1, target):
-            prefetch_places(s, out, tensor, vectors, elements_ahead(tensor.dtype.nbytes, target), each)
+            prefetch_places(s, out, tensor, vectors, te.Prefetch(elements_ahead(tensor.dtype.nbytes, target)), each)
 
 
 def prefetch_places(
-    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int, *, to_l1: bool = True
+    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: te.Prefetch, each: int
 ) -> None:
-    """Prefetch `each` elements of `tensor`, `ahead` of the position that `out` stores.
+    """Prefetch `each` elements of `tensor`, `ahead` of the position that `out` stores."""
+    lines = -(-each * tensor.dtype.nbytes // LINE_BYTES)
+    s[out].prefetch(tensor, loop, replace(ahead, order=in_memory(out), lines=lines))
 
-    `to_l1`: to the L1 cache, otherwise to L2.
-    """
 
-    def place(*i: PrimExpr) -> Sequence[PrimExpr]:
-        return [ravel_index(i, tuple(out.shape)) + ahead]
-
-    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), to_l1=to_l1)
+def in_memory(out: te.Tensor) -> Callable[..., Sequence[PrimExpr]]:
+    """The order of a `te.Prefetch` in which `out` is computed."""
+    return lambda *i: [ravel_index(i, tuple(out.shape))]
 
 
 def read_later(
@@ -165,7 +173,7 @@ def read_later(
 ) -> Callable[..., list[PrimExpr]]:
     """An index function: where a tensor read at `index` is read `steps` later along axis `number`, or at its end.
 
-    For `Stage.prefetch_line`, called with the values of the axes.
+    The order of a `te.Prefetch`.
     """
     last = constant_size([extent_of(axes[number])]) - 1
 

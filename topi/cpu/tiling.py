@@ -50,7 +50,6 @@ __all__ = [
     "packed_columns",
     "parallel_worthwhile",
     "partitions_evenly",
-    "prefetches_to_l1",
     "product_cycles",
     "reads_in_place",
     "reads_transposed",
@@ -189,11 +188,6 @@ def has_few_fill_buffers(target: Target) -> bool:
     Its hardware prefetcher covers sequential reads. Lines of several rows, or table look-ups, need software prefetch.
     """
     return processor_of(target).has_few_fill_buffers
-
-
-def prefetches_to_l1(target: Target) -> bool:
-    """Whether prefetches go to the L1 cache by default."""
-    return not has_few_fill_buffers(target)
 
 
 _FEW_REGISTERS = 16

@@ -24,7 +24,7 @@ def scaled(columns: int, lanes: int, ahead: bool = False) -> tuple[te.Schedule, 
     s[c].vectorize(inner)
     s[c].parallel(c.op.axis[0])
     if ahead:
-        s[c].prefetch_ahead(c, outer, columns)
+        s[c].prefetch(c, outer, te.Prefetch(columns))
     return s, [a, c]
 
 

@@ -36,7 +36,7 @@ def product(
     for every in prefetches:
         loop, rest = s[tile].split(rest, factor=every)
     if prefetches:
-        s[tile].prefetch_line(b, loop, lambda i, j, k: (k + 100, 0))
+        s[tile].prefetch(b, loop, te.Prefetch(order=lambda i, j, k: (k + 100, 0)))
     s[tile].unroll(i)
     s[tile].vectorize(j)
     s[c].vectorize(s[c].op.axis[1])

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
@@ -46,7 +47,9 @@ def schedule_overlap_add(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     parallel(s, out, line, work, lanes)
     s[out].pragma(line, "loop_partition_hint")
     s[out].pragma(stride, "loop_partition_hint")
-    few = math.prod(phase.stride * phase.most for phase in phases) <= _UNROLLED
+    size = math.prod(phase.stride * phase.most for phase in phases)
+    too_many = Refused(f"{size} elements of a stride times their terms exceed {_UNROLLED}")
+    few = first_of("taps", (("unrolled", lambda: True if size <= _UNROLLED else too_many), ("loops", lambda: False)))
     if few:
         for axis in (*across, along):
             s[out].unroll(axis)

@@ -197,7 +197,7 @@ def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: i
         known = all(isinstance(d, int) for d in data.shape)
         large = constant_size(data.shape) * data.dtype.nbytes > target.cache_bytes.l2
         if isinstance(data.op, te.PlaceholderOp) and known and large:
-            s[patch].prefetch_ahead(data, across, apart * data.shape[-1])
+            s[patch].prefetch(data, across, te.Prefetch(apart * data.shape[-1]))
 
 
 def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int, target: Target) -> None:
@@ -241,7 +241,7 @@ def _stream_weights(
 
     loop = schedule.split(s, accumulator, step)
     for number in range(schedule.at_once):
-        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
+        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number), past_end=True))
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:

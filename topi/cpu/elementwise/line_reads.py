@@ -22,6 +22,7 @@ from relayc.topi.cpu.prefetch import (
     LINE_BYTES,
     elements_ahead,
     has_line_vectors,
+    in_memory,
     is_beyond_caches,
     is_streamed,
     rows_ahead,
@@ -61,6 +62,10 @@ class LineRead:
         """Return the flat offset, in elements, of what is read where the axes have values `at`."""
         values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
         return ravel_index([substitute(i, values) for i in self.index], list(self.tensor.shape))
+
+    def through_parts(self, *at: PrimExpr) -> list[PrimExpr]:
+        """Return where as much is read, in memory order, through all parts of a row as of a part at `at`."""
+        return [self.place(at) + (self.parts - 1) * at[-1]]
 
 
 def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
@@ -141,10 +146,7 @@ def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elemen
     _prefetch(s, out, loop, elements, inputs, target)
     if not whole:
         ahead = elements_ahead(size, target)
-        s[out].prefetch_line(
-            out, loop, lambda *first: [ravel_index(first, list(out.shape)) + ahead], written=True,
-            lines=_lines(out, elements)
-        )  # fmt: skip
+        s[out].prefetch(out, loop, te.Prefetch(ahead, 1, in_memory(out), _lines(out, elements), written=True))
 
 
 def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
@@ -162,7 +164,7 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
         return (read.stride - read.parts * width) * read.tensor.dtype.nbytes >= LINE_BYTES
 
     runs = [read for read in inputs if leaves_lines(read) and is_streamed(read.tensor, 1, target)]
-    _prefetch(s, out, loop, elements, runs, target, to_l1=False)
+    _prefetch(s, out, loop, elements, runs, target, level=2)
     return bool(runs)
 
 
@@ -175,7 +177,7 @@ def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elem
 
 def _prefetch(
     s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, inputs: Sequence[LineRead], target: Target,
-    *, to_l1: bool = True,
+    *, level: int = 1,
 ) -> None:  # fmt: skip
     """Prefetch what `inputs` read some kilobytes after `elements` of a row, through all parts of their rows."""
     width = constant_size(out.shape[-1:])
@@ -183,11 +185,8 @@ def _prefetch(
         size, in_order = read.tensor.dtype.nbytes, read.stride == width
         ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
 
-        def later(*first: PrimExpr, read: LineRead = read, ahead: int = ahead) -> list[PrimExpr]:
-            return [read.place(first) + (read.parts - 1) * first[-1] + ahead]
-
         lines = _lines(read.tensor, read.parts * elements)
-        s[out].prefetch_line(read.tensor, loop, later, lines=lines, to_l1=to_l1)
+        s[out].prefetch(read.tensor, loop, te.Prefetch(ahead, level, read.through_parts, lines))
 
 
 def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:

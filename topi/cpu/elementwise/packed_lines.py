@@ -47,14 +47,14 @@ stored unpacked; for longer ones the shared cache lines cost more than the stall
 class PackedLines:
     """Chunks of `count` rows or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
 
-    `inputs`: the large inputs, which are read in memory order. `to_l1`: they are prefetched to L1, else to L2.
+    `inputs`: the large inputs, which are read in memory order. `level`: of the cache that they are prefetched to.
     """
 
     out: te.Tensor
     count: int
     behind: int
     inputs: Sequence[LineRead]
-    to_l1: bool
+    level: int
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | Refused:
@@ -82,7 +82,7 @@ class PackedLines:
         if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
             return Refused(f"chunks of {chunk} bytes stall a core with few line-fill buffers")
         are_separate = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
-        return PackedLines(out, *found, inputs, to_l1=not are_separate)
+        return PackedLines(out, *found, inputs, level=2 if are_separate else 1)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
         """Schedule the output; returns it, the loop over chunks, and the stage of rows or planes computed there."""
@@ -119,7 +119,7 @@ class PackedLines:
         """Prefetch the inputs of later chunks, with each cache line of the output that is stored."""
         for read in self.inputs:
             widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
-            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened, to_l1=self.to_l1)
+            s[out].prefetch(read.tensor, vectors, te.Prefetch(0, self.level, self._place(read), widened))
 
     def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """Return the approximate place of the same read in a later chunk; padding shifts it by a few elements.

@@ -19,8 +19,7 @@ from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, as_int, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions, read_of_one, static_shape
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
-from relayc.topi.cpu.tiling import prefetches_to_l1
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, level_of, read_later, rows_ahead
 from relayc.topi.groups import constant_size
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
@@ -50,8 +49,8 @@ class PackedRows:
     """Chunks of `out`: `count` indices of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
 
     `tensor` is read at `index`. `strides`: distances in it, in elements, of neighbours along the axes before `number`,
-    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `to_l1`:
-    prefetches go to L1, else to L2. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which
+    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `level`: of
+    the cache that prefetches go to. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which
     interleave a few rows of the input.
     """
 
@@ -63,7 +62,7 @@ class PackedRows:
     strides: tuple[int, ...]
     packed: bool
     axes_of_row: int
-    to_l1: bool
+    level: int
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | Refused:
@@ -93,8 +92,8 @@ class PackedRows:
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
         are_copied = packed is None and are_permuted and distance(len(shape) - 1, 1) == 1  # hardware prefetches these
-        to_l1 = are_copied or prefetches_to_l1(target)
-        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, to_l1)
+        level = 1 if are_copied else level_of(target)
+        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, level)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
@@ -124,7 +123,7 @@ class PackedRows:
             later = read_later(axes_of_index, self.index, *ahead)
             for part in range(parts):
                 place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
-                s[rows].prefetch_line(self.tensor, vectors, place, to_l1=self.to_l1)
+                s[rows].prefetch(self.tensor, vectors, te.Prefetch(0, self.level, place))
         return loops
 
     @property

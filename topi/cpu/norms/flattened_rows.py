@@ -14,14 +14,14 @@ from relayc.topi.cpu.elements import element_cost, elements_per_step, vectorize_
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.prefetch import (
     LINE_BYTES,
-    elements_ahead,
+    in_sequence,
     inputs_of,
     is_beyond_caches,
     is_streamed,
     prefetch_places,
     prefetch_rows,
 )
-from relayc.topi.cpu.tiling import prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.reduction import largest_number
 from relayc.topi.registry import operations_behind
@@ -119,11 +119,10 @@ class FlattenedRows:
             prefetch_rows(s, exponentials, vectors, constant_size(shape), elements, self.target, always=True)
             return
         vectors = vectorize_elements(s, exponentials, s[exponentials].fuse(row, column), elements, self.lanes)
-        each, to_l1 = elements_per_step(elements, self.lanes), prefetches_to_l1(self.target)
         for tensor in inputs_of(s[exponentials].op):
             if is_streamed(tensor, elements, self.target):
-                ahead = elements_ahead(tensor.dtype.nbytes, self.target, elements)
-                prefetch_places(s, exponentials, tensor, vectors, ahead, each, to_l1=to_l1)
+                wanted = in_sequence(tensor, self.target, elements)
+                prefetch_places(s, exponentials, tensor, vectors, wanted, elements_per_step(elements, self.lanes))
 
     def add_up(self, s: te.Schedule, sums: te.Tensor) -> te.IterVar:
         """Sum the rows of a group in registers; returns the loop that does so, with one iteration per line."""

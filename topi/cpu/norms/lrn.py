@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr
 from relayc.te.tir.substitute import substitute
+from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
-from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from relayc.backend.target import Target
 
@@ -37,12 +39,17 @@ _LINES_FEW_BUFFERS = 2
 
 @register_schedule("lrn", "cpu", rank=Rank.HEAVY)
 def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Sum the window of channels in registers, in one pass over memory; only loop ends test for borders."""
+    """Sum the window of channels in registers where it is short."""
+    return schedule_by(_CANDIDATES, outs, anchor, target)
+
+
+def _window_in_registers(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+    """One pass over memory; only loop ends test for borders."""
     out, axis = outs[0], int(anchor.attrs["axis"])
     sums = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and op.reduce_axis]
     window = constant_size([extent_of(a) for a in sums[0].reduce_axis])
     if len(outs) > 1 or len(sums) != 1 or window > _MOST_NEIGHBOURS:
-        return schedule_stagewise(outs, anchor, target)
+        return Refused(f"several results or sums, or a window of {window} channels, more than {_MOST_NEIGHBOURS}")
     s = te.create_schedule([out.op])
     total = sums[0].output(0)
     s.recompute(total, _as_one_expression(sums[0], window))
@@ -57,6 +64,12 @@ def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) ->
     else:
         _lrn_across_channels(s, out, axis, window, work, target)
     return s
+
+
+_CANDIDATES: tuple[Candidate, ...] = (
+    ("window in registers", _window_in_registers),
+    ("stage by stage", schedule_stagewise),
+)
 
 
 def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
@@ -128,19 +141,17 @@ def _prefetch_next_plane(
     Blocks of a plane are too short for the hardware prefetcher to detect the stream early. The cache lines of the next
     plane's results are prefetched for writing, too, where stores are not non-temporal.
     """
-    around, to_l1 = axis + 1, prefetches_to_l1(target)
+    around = axis + 1
 
-    def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
-        def place(*i: Any) -> Sequence[Any]:
-            return (*i[:axis], i[axis] + planes, ravel_index(i[around:], out.shape[around:]) + element)
-
-        return place
+    def ahead(planes: int, *i: Any) -> Sequence[Any]:
+        return (*i[:axis], i[axis] + planes, ravel_index(i[around:], out.shape[around:]))
 
     for data in inputs_of(s[out].op):
         if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), to_l1=to_l1)
+                order = partial(ahead, window // 2 + 1)
+                s[out].prefetch(data, group, te.Prefetch(element, level_of(target), order))
     plane = constant_size(out.shape[around:]) * out.dtype.nbytes
     if plane >= _LEAST_BYTES and not Columns(out, axis, target).are_whole_lines and is_streamed(out, 1, target):
         for element in range(0, step, LINE_BYTES // out.dtype.nbytes):
-            s[out].prefetch_line(out, group, ahead(1, element), written=True)
+            s[out].prefetch(out, group, te.Prefetch(element, order=partial(ahead, 1), written=True))

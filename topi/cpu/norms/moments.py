@@ -10,7 +10,7 @@ from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, uses_reduction
-from relayc.topi.cpu.prefetch import elements_ahead, is_streamed
+from relayc.topi.cpu.prefetch import in_sequence, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
 from relayc.topi.cpu.reductions.reduction import (
     pass_across,
@@ -20,7 +20,7 @@ from relayc.topi.cpu.reductions.reduction import (
     vectorize_reduction,
 )
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.moments import Moments
 from relayc.topi.registry import Rank, register_schedule
@@ -140,7 +140,7 @@ def _schedule_moments(
     lines in order and prefetch them again.
     """
     parts, lanes = moments.sums, vector_lanes(target)
-    in_l1 = prefetched and prefetches_to_l1(target)
+    in_l1 = prefetched and not has_few_fill_buffers(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
     most = _columns_per_step(target)
@@ -205,13 +205,12 @@ def _prefetch_ahead(
     `by_itself`: results stay in registers and only memory is read. Out-of-order execution runs far enough ahead then
     on cores with few line-fill buffers, where prefetches would only cost time.
     """
-    few = has_few_fill_buffers(target)
-    if few and by_itself:
+    if by_itself and has_few_fill_buffers(target):
         return
     for tensor in (x, *x.op.input_tensors):
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
-            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target), to_l1=not few)
+            s[stage].prefetch(tensor, loop, in_sequence(tensor, target))
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:

@@ -49,7 +49,7 @@ def prefetch_next_rows(
     tensor, loop = busy
     prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)
     if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
-        s[tensor].prefetch_ahead(out, loop, 0)
+        s[tensor].prefetch(out, loop, te.Prefetch())
 
 
 def statistics_at(

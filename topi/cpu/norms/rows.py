@@ -23,10 +23,10 @@ from relayc.topi.cpu.norms.row_statistics import (
 )
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
-from relayc.topi.cpu.tiling import prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.moments import Moments
@@ -275,7 +275,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_speculation = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_speculation, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, to_l1=prefetches_to_l1(target))
+        s[busy].prefetch(tensor, s[busy].op.reduce_axis[-1], te.Prefetch(length, level_of(target)))
     return s
 
 

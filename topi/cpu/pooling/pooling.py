@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,9 @@ from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.norms.packed_transpose import can_pack
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
-from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
+from relayc.topi.cpu.prefetch import LINE_BYTES, in_sequence, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_float32, compare_as_integers
-from relayc.topi.cpu.tiling import has_few_fill_buffers, prefetches_to_l1, vector_lanes
+from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.registry import operations_behind, register_schedule
 from relayc.topi.tag import PAD
@@ -169,8 +170,7 @@ def _prefetch_columns(
         x, tap = i[2] if columns else i[2] * along + column, row + (i[1] % group - (group - 1)) * across
         at = {axis.var: v for axis, v in zip(op.axis, (i[0], i[1] // group, x, i[3]), strict=True)}
         at |= dict(zip([k.var for k in op.reduce_axis], (tap, te.const(column)), strict=False))
-        ahead = elements_ahead(image.dtype.nbytes, target)
-        return (ravel_index([substitute(e, at) for e in index], image.shape) + ahead,)
+        return (ravel_index([substitute(e, at) for e in index], image.shape),)
 
     for image, index in reads(op):
         last, lines = (
@@ -181,7 +181,7 @@ def _prefetch_columns(
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
             at = partial(place, image, index, row, column)
-            s[out].prefetch_line(image, loop, at, lines=lines, to_l1=prefetches_to_l1(target))
+            s[out].prefetch(image, loop, replace(in_sequence(image, target), order=at, lines=lines))
 
 
 @register_schedule("pool_positions", "cpu")
@@ -346,7 +346,7 @@ def _prefetch_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
         return (ravel_index((*plane, (y + later) * stride, 0), shape) + (vector * length + lane) * stride,)
 
     cache_lines = -(-stride * constant_size([length]) * nbytes // LINE_BYTES)
-    s[lines].prefetch_line(image, s[lines].op.axis[-2], ahead, lines=cache_lines, to_l1=not far)
+    s[lines].prefetch(image, s[lines].op.axis[-2], te.Prefetch(0, 2 if far else 1, ahead, cache_lines))
 
 
 def _taps(reduced: te.Tensor) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.topi.cpu.common import parallel, vectorize_panel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.products.matmul import for_any_rows, place_panels, tile_results
@@ -22,7 +23,7 @@ from relayc.topi.registry import register_schedule
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from relayc.backend.target import Target
 
@@ -88,8 +89,16 @@ def _plan(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
     steps = product.blocks * product.steps
     height = tile_rows(target, rows, panel, steps, panels, temporaries=spare, apart=product.row_bytes)
     tiles = -(-rows // height)
-    unpacks = product.codes is not None and tiles > 1
-    return ProductPlan(height, panel, panel, panels_first=True, separate_panels=unpacks, tiles_of_a_panel=tiles)
+
+    def once_a_panel() -> bool | Refused:
+        if product.codes is None:
+            return Refused("codes are operands as they are stored")
+        return True if tiles > 1 else Refused("one tile of rows reads each panel")
+
+    unpacks = first_of("codes", (("unpacked once a panel", once_a_panel), ("in registers", lambda: False)))
+    plan = ProductPlan(height, panel, panel, panels_first=True, separate_panels=unpacks, tiles_of_a_panel=tiles)
+    note("tiles", "blocks of codes", plan)
+    return plan
 
 
 def _dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
@@ -134,15 +143,11 @@ def _stream_codes(s: te.Schedule, product: _BlockProduct, loop: te.IterVar, step
     words = constant_size(codes.shape[1:2]) // product.blocks  # of a column in a block
     ahead = _DISTANCE_BYTES // (panel * codes.dtype.nbytes)
 
-    def place(word: int) -> Callable[..., Sequence[Any]]:
-        def later(_: Any, block: Any, column: Any, step: Any) -> Sequence[Any]:
-            read = block * words + step * words // product.steps
-            return column // panel, 0, (read + word + ahead) * panel
-
-        return later
+    def read(_: Any, block: Any, column: Any, step: Any) -> Sequence[Any]:
+        return column // panel, 0, (block * words + step * words // product.steps) * panel
 
     for word in range(max(steps * words // product.steps, 1)):
-        s[product.sums].prefetch_line(codes, loop, place(word), past_end=True)
+        s[product.sums].prefetch(codes, loop, te.Prefetch((word + ahead) * panel, order=read, past_end=True))
 
 
 @register_schedule("quantize_blocks", "cpu")

@@ -165,7 +165,7 @@ def stream_widened(
         tile, n, step = position(indices)
         return n // width + 1, schedule.line(tile, step) * line
 
-    s[accumulator].prefetch_line(source, schedule.split(s, accumulator, k), in_next, past_end=True)
+    s[accumulator].prefetch(source, schedule.split(s, accumulator, k), te.Prefetch(order=in_next, past_end=True))
 
 
 def stream_panels(
@@ -228,7 +228,7 @@ def _stream_next_panel(
 
     loop = schedule.split(s, accumulator, k)
     for number in range(schedule.at_once):
-        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
+        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number), past_end=True))
 
 
 def _stream_ahead(
@@ -247,15 +247,13 @@ def _stream_ahead(
         return
     position = _position_in_panel(s, accumulator, plan)
 
-    def place(element: int) -> Callable[..., Sequence[Any]]:
-        def ahead(*indices: Any) -> Sequence[Any]:
-            _, n, step = position(indices)
-            return n // plan.panel, (step + distance) * width + element
-
-        return ahead
+    def read(*indices: Any) -> Sequence[Any]:
+        _, n, step = position(indices)
+        return n // plan.panel, step * width
 
     for element in range(0, width, line):
-        s[accumulator].prefetch_line(weights, s[accumulator].op.reduce_axis[-1], place(element), past_end=True)
+        wanted = te.Prefetch(distance * width + element, order=read, past_end=True)
+        s[accumulator].prefetch(weights, s[accumulator].op.reduce_axis[-1], wanted)
 
 
 def _steps_and_width(s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor) -> tuple[int, int]:
@@ -288,19 +286,20 @@ def stream_results(
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     at_once = -(-plan.height // (constant_size(along) // every))
 
-    def place(number: int, element: int) -> Callable[..., Sequence[Any]]:
+    def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_tile(*indices: Any) -> Sequence[Any]:
             row, column, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
             passed = te.min(ravel_index(steps, along) // every * at_once + number, plan.height - 1)
             last = constant_size(rows) - 1
-            return (*unravel_index(te.min(ravel_index(row, shape) + passed, last), rows), column + element)
+            return (*unravel_index(te.min(ravel_index(row, shape) + passed, last), rows), column)
 
         return in_tile
 
     for tensor in large:
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
-                s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
+                wanted = te.Prefetch(element, order=place(number), written=tensor is out)
+                s[accumulator].prefetch(tensor, outer, wanted)
 
 
 def _is_crowded(along: Sequence[te.Dim], target: Target) -> bool:

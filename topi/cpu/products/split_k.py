@@ -90,4 +90,4 @@ def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: Prod
 
     loop = schedule.split(s, tile, s[tile].op.reduce_axis[0])
     for number in range(schedule.at_once):
-        s[tile].prefetch_line(weights, loop, place(number), past_end=True)
+        s[tile].prefetch(weights, loop, te.Prefetch(order=place(number), past_end=True))

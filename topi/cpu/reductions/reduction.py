@@ -10,7 +10,15 @@ from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
-from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from relayc.topi.cpu.prefetch import (
+    LINE_BYTES,
+    in_sequence,
+    inputs_of,
+    is_streamed,
+    level_of,
+    prefetch_rows,
+    rows_ahead,
+)
 from relayc.topi.cpu.reductions.interleaved import reduce_lines_first
 from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
@@ -20,7 +28,6 @@ from relayc.topi.cpu.tiling import (
     has_few_fill_buffers,
     has_high_latency_llc,
     parallel_worthwhile,
-    prefetches_to_l1,
     vector_lanes,
 )
 from relayc.topi.groups import constant_size, extent_of, inline_injective
@@ -307,8 +314,7 @@ def _prefetch_ahead(
         return
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
-            ahead = _AHEAD_BYTES // source.dtype.nbytes
-            s[tensor].prefetch_ahead(source, loop, ahead, to_l1=prefetches_to_l1(target))
+            s[tensor].prefetch(source, loop, te.Prefetch(_AHEAD_BYTES // source.dtype.nbytes, level_of(target)))
 
 
 def pass_along(
@@ -391,8 +397,8 @@ def _prefetch_next_block(
     again = _read_from_memory(s[last].op)
     for tensor in _read_from_memory(s[first].op):
         if tensor in again and is_streamed(tensor, 1, target):
-            s[first].prefetch_ahead(tensor, first_loop, elements_ahead(tensor.dtype.nbytes, target), to_l1=False)
-            s[last].prefetch_ahead(tensor, last_loop, elements, to_l1=False)
+            s[first].prefetch(tensor, first_loop, in_sequence(tensor, target))
+            s[last].prefetch(tensor, last_loop, te.Prefetch(elements, level_of(target)))
 
 
 def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
@@ -435,7 +441,7 @@ def _combine_lines(
     first = passes[0] if speculation is None else speculation
     (line,) = s[first].op.reduce_axis
     for tensor in _read_from_memory(first.op):
-        s[first].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
+        s[first].prefetch(tensor, line, te.Prefetch(rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width))
 
 
 def _read_from_memory(op: te.Operation) -> list[te.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
@@ -15,7 +16,7 @@ from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from relayc.backend.target import Target
 
@@ -118,14 +119,11 @@ def prefetch_rows_read(
     blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
     lines = -(-lines_of_rows // blocks_of_rows)
 
-    def place(number: int) -> Callable[..., Sequence[Any]]:
-        def indices(*i: Any) -> Sequence[Any]:
-            *others, column, row = i
-            first = ravel_index((*others, row, 0), shape)
-            number_of_block = (column + block - 1) // block  # the last one may be shifted inwards
-            return unravel_index(first + ahead + (number_of_block * lines + number) * line, shape)
-
-        return indices
+    def place(number: int, *i: Any) -> Sequence[Any]:
+        *others, column, row = i
+        first = ravel_index((*others, row, 0), shape)
+        number_of_block = (column + block - 1) // block  # the last one may be shifted inwards
+        return unravel_index(first + ahead + (number_of_block * lines + number) * line, shape)
 
     for number in range(lines):
-        s[stage].prefetch_line(tensor, blocks, place(number))
+        s[stage].prefetch(tensor, blocks, te.Prefetch(order=partial(place, number)))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.prefetch import LINE_BYTES, level_of
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
-from relayc.topi.cpu.tiling import prefetches_to_l1
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 
@@ -162,11 +161,11 @@ class TransposeFacts:
         """
         for first in range(0, lines, together):
             count = min(together, lines - first)
-            s[stage].prefetch_line(self.tensor, loop, place(first), lines=count, to_l1=prefetches_to_l1(self.target))
+            s[stage].prefetch(self.tensor, loop, te.Prefetch(0, level_of(self.target), place(first), count))
 
     def prefetch_ahead(self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int) -> None:
         """Prefetch the input so many elements ahead of what an iteration of `loop` reads."""
-        s[stage].prefetch_ahead(self.tensor, loop, elements, to_l1=prefetches_to_l1(self.target))
+        s[stage].prefetch(self.tensor, loop, te.Prefetch(elements, level_of(self.target)))
 
     def copied(
         self, s: te.Schedule, *, lines_first: bool = False

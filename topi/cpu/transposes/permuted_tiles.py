@@ -262,7 +262,7 @@ class PermutedTiles:
         if self.vector < self.run:
             vectors, vector = s[copy].split(vector, factor=self.vector, tail="shift")
         s[copy].vectorize(vector)
-        s[copy].prefetch_line(self.tensor, vectors, self._in_later_piece)
+        s[copy].prefetch(self.tensor, vectors, te.Prefetch(order=self._in_later_piece))
         return copy
 
     def _in_later_piece(self, *place: PrimExpr) -> Sequence[PrimExpr]:

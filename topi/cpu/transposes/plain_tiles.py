@@ -69,7 +69,7 @@ class OutputTiles:
         if self.lines_first:
             s[source].compute_at(s[out], along)
         facts.prefetch_ahead(s, stage, loop, _ROWS_AHEAD * facts.row_stride)
-        s[out].prefetch_ahead(out, along, width)
+        s[out].prefetch(out, along, te.Prefetch(width))
         _attach(s, facts, copy, vectors, group, row, column)
         return tiles
 
