@@ -1,7 +1,8 @@
 """Coordinates and weights of one-dimensional resampling, for each axis of Resize.
 
 An axis is resampled by taps: output i is the sum over t of weights[t, i] * x[indices[t, i]]. Indices and weights are
-expressions, computed in float64, once per run where sizes are symbolic; `known_taps` evaluates those of static sizes.
+computed in float64, by the same formulas on arrays where sizes are static (`known_taps`) and on expressions, which are
+evaluated once per run, where they are symbolic.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from relayc.frontends.onnx.ops.common import counted
 from relayc.relay import op
-from relayc.relay.expr import Expr, Function, Tuple, const
-from relayc.relay.interpreter import evaluate
+from relayc.relay.expr import Expr, const
 from relayc.relay.transform.repeat_elements import times_and_first
 from relayc.te.tir import Dim
 
@@ -117,9 +118,32 @@ class Filter:
     outside: Expr
 
 
+@dataclass(frozen=True, slots=True)
+class _Operators:
+    """What formulas are made of: operators by name, and constants, counters and sizes."""
+
+    library: Any
+    const: Any
+    cast: Any
+    counted: Any
+    size: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.library, name)
+
+    def real(self, d: Dim) -> Any:
+        """A size as a float64 scalar."""
+        return self.cast(self.size(d), "float64")
+
+
+_EXPRESSIONS = _Operators(op, const, op.cast, counted, lambda d: op.size_tensor((d,), ()))
+_ARRAYS = _Operators(np, np.asarray, np.asarray, np.arange, np.int64)
+"""In place of expressions of static sizes, which take 1 ms an axis to make and to evaluate."""
+
+
 def real(d: Dim) -> Expr:
     """A size as a float64 scalar."""
-    return op.cast(op.size_tensor((d,), ()), "float64")
+    return _EXPRESSIONS.real(d)
 
 
 def output_extent(extent: int, scale: float) -> int:
@@ -139,9 +163,7 @@ def known_taps(
     how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)
 ) -> KnownTaps:
     """The taps that resample an axis of `extent` elements to `out`, but for those whose weights all are 0."""
-    found = filter_of(how, extent, out, scale, how.width(scale), roi)
-    values = evaluate(Function((), Tuple((found.indices, found.weights, found.outside))), ())
-    indices, weights, outside = values
+    indices, weights, outside = _table(_ARRAYS, how, extent, out, scale, how.width(scale), roi)
     kept = np.any(weights != 0.0, axis=0)
     return KnownTaps(indices.T[kept], weights.T[kept], outside)
 
@@ -150,7 +172,7 @@ def taps_of(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
 ) -> Taps:
     """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be static."""
-    at = _Coordinates.of(how, extent, out, scale, roi)
+    at = _Coordinates.of(_EXPRESSIONS, how, extent, out, scale, roi)
     if how.mode == "nearest":
         return Taps([at.nearest(how)], [], at.outside)
     factor = 1.0 if isinstance(scale, Expr) else scale
@@ -169,20 +191,27 @@ def filter_of(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: tuple[float, float] = (0.0, 1.0)
 ) -> Filter:
     """The taps of `taps_of` as a table, of `width` columns; both the scale and the width may be symbolic."""
-    at = _Coordinates.of(how, extent, out, scale, roi)
-    column = replace(at, x=op.expand_dims(at.x, 1))
+    return Filter(*_table(_EXPRESSIONS, how, extent, out, scale, width, roi))
+
+
+def _table(
+    on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: tuple[float, float]
+) -> tuple[Any, Any, Any]:
+    """The indices, the weights, and which results are outside the input."""
+    at = _Coordinates.of(on, how, extent, out, scale, roi)
+    column = replace(at, x=on.expand_dims(at.x, 1))
     if how.mode == "nearest":
         indices = column.nearest(how)
-        return Filter(indices, op.ones(indices.shape, "float64"), at.outside)
-    offsets = op.cast(counted(width), "float64") + (1.0 - real(width) * 0.5)
+        return indices, on.ones(indices.shape, "float64"), at.outside
+    offsets = on.cast(on.counted(width), "float64") + (1.0 - on.real(width) * 0.5)
     if isinstance(scale, Expr):
-        shrink = op.minimum(scale, const(1.0, "float64")) if how.is_stretched else 1.0
+        shrink = on.minimum(scale, on.const(1.0, "float64")) if how.is_stretched else 1.0
     else:
         shrink = how.shrink(scale)
     indices, weights = column.tap(how, offsets, shrink)
     if how.antialias or how.exclude_outside:
-        weights = weights / op.sum(weights, axis=(1,), keepdims=True)
-    return Filter(indices, weights, at.outside)
+        weights = weights / on.sum(weights, axis=(1,), keepdims=True)
+    return indices, weights, at.outside
 
 
 _PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
@@ -216,82 +245,87 @@ def strided_positions(how: Resampling, scale: float) -> list[Strided] | None:
 class _Coordinates:
     """Input coordinates `x` of the output elements, the `last` input position, and which are `outside` the input."""
 
-    x: Expr
-    last: Expr
-    outside: Expr
+    on: _Operators
+    x: Any
+    last: Any
+    outside: Any
 
     @staticmethod
-    def of(how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]) -> _Coordinates:
+    def of(
+        on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
+    ) -> _Coordinates:
         """Those of nearest elements are computed in float32, as onnxruntime and PyTorch do.
 
         4 / float32(4 / 3) is 3 there, and rounded down in float64 it would be 2.
         """
         kind = "float32" if how.mode == "nearest" else "float64"
-        factor = op.cast(scale, kind) if isinstance(scale, Expr) else const(scale, kind)
-        x, last = op.cast(_source(how.coordinates, extent, out, factor, roi), "float64"), real(extent) - 1.0
-        return _Coordinates(x, last, op.logical_or(op.less(x, const(0.0, "float64")), op.greater(x, last)))
+        factor = on.cast(scale, kind) if isinstance(scale, Expr) else on.const(scale, kind)
+        x, last = on.cast(_source(on, how.coordinates, extent, out, factor, roi), "float64"), on.real(extent) - 1.0
+        return _Coordinates(on, x, last, on.logical_or(on.less(x, on.const(0.0, "float64")), on.greater(x, last)))
 
-    def nearest(self, how: Resampling) -> Expr:
+    def nearest(self, how: Resampling) -> Any:
         """The indices of the nearest elements."""
-        return self._index(_rounded(self.x, how.nearest))
+        return self._index(_rounded(self.on, self.x, how.nearest))
 
-    def tap(self, how: Resampling, offset: Expr, shrink: float | Expr) -> tuple[Expr, Expr]:
+    def tap(self, how: Resampling, offset: Any, shrink: Any) -> tuple[Any, Any]:
         """Indices and weights of the elements `offset` from those below the coordinates."""
-        base = op.floor(self.x)
-        distance = op.abs((offset - (self.x - base)) * shrink)
-        weight = op.clip(1.0 - distance, 0.0, 1.0) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+        on = self.on
+        base = on.floor(self.x)
+        distance = on.abs((offset - (self.x - base)) * shrink)
+        weight = on.clip(1.0 - distance, 0.0, 1.0) if how.mode == "linear" else _cubic(on, distance, how.cubic_coeff)
         position = base + offset
         if how.exclude_outside:
-            off = op.logical_or(op.less(position, const(0.0, "float64")), op.greater(position, self.last))
-            weight = op.where(off, const(0.0, "float64"), weight)
+            off = on.logical_or(on.less(position, on.const(0.0, "float64")), on.greater(position, self.last))
+            weight = on.where(off, on.const(0.0, "float64"), weight)
         return self._index(position), weight
 
-    def _index(self, position: Expr) -> Expr:
+    def _index(self, position: Any) -> Any:
         """Clamp whole positions to the axis."""
-        return op.cast(op.maximum(op.minimum(position, self.last), const(0.0, "float64")), "int64")
+        on = self.on
+        return on.cast(on.maximum(on.minimum(position, self.last), on.const(0.0, "float64")), "int64")
 
 
-def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
+def _source(on: _Operators, coordinates: str, extent: Dim, out: Dim, scale: Any, roi: tuple[float, float]) -> Any:
     """Input coordinate of each output element, in the type of `scale`: [out]."""
     kind = str(scale.dtype)
-    i, n, count = op.cast(counted(out), kind), op.cast(real(extent), kind), op.cast(real(out), kind)
-    several = op.greater(op.size_tensor((out,), ()), const(1, "int64"))
+    i, n, count = on.cast(on.counted(out), kind), on.cast(on.real(extent), kind), on.cast(on.real(out), kind)
+    several = on.greater(on.size(out), on.const(1, "int64"))
     if coordinates == "asymmetric":
         return i / scale
     if coordinates == "align_corners":
-        return op.where(several, i * (n - 1.0) / (_width(n, count, scale) - 1.0), const(0.0, kind))
+        return on.where(several, i * (n - 1.0) / (_width(on, n, count, scale) - 1.0), on.const(0.0, kind))
     centres = (i + 0.5) / scale
     if coordinates == "tf_half_pixel_for_nn":
         return centres
     if coordinates == "tf_crop_and_resize":
-        start, end = (const(r, kind) * (n - 1.0) for r in roi)
-        step = i * (end - start) / (_width(n, count, scale) - 1.0)
-        return op.where(several, start + step, 0.5 * (start + end))
+        start, end = (on.const(r, kind) * (n - 1.0) for r in roi)
+        step = i * (end - start) / (_width(on, n, count, scale) - 1.0)
+        return on.where(several, start + step, 0.5 * (start + end))
     if coordinates == "half_pixel_symmetric":
-        offset = op.cast(n * 0.5 * (1.0 - count / (scale * n)), "float64")
-        exact = (op.cast(i, "float64") + 0.5) / op.cast(scale, "float64")
-        return op.cast(offset + exact - 0.5, kind)
+        offset = on.cast(n * 0.5 * (1.0 - count / (scale * n)), "float64")
+        exact = (on.cast(i, "float64") + 0.5) / on.cast(scale, "float64")
+        return on.cast(offset + exact - 0.5, kind)
     half_pixel = centres - 0.5
-    return op.where(several, half_pixel, const(0.0, kind)) if coordinates == "pytorch_half_pixel" else half_pixel
+    return on.where(several, half_pixel, on.const(0.0, kind)) if coordinates == "pytorch_half_pixel" else half_pixel
 
 
-def _width(extent: Expr, out: Expr, scale: Expr) -> Expr:
+def _width(on: _Operators, extent: Any, out: Any, scale: Any) -> Any:
     """extent * scale or, where that is a whole number except for rounding, the number of outputs."""
     width = scale * extent
-    is_whole = op.less_equal(op.abs(width - op.floor(width + 0.5)), out * _ROUNDING)
-    return op.where(is_whole, out, width)  # even if `out`, rounded down, is one less
+    is_whole = on.less_equal(on.abs(width - on.floor(width + 0.5)), out * _ROUNDING)
+    return on.where(is_whole, out, width)  # even if `out`, rounded down, is one less
 
 
-def _rounded(x: Expr, mode: str) -> Expr:
+def _rounded(on: _Operators, x: Any, mode: str) -> Any:
     if mode in ("floor", "ceil"):
-        return op.floor(x) if mode == "floor" else op.ceil(x)
+        return on.floor(x) if mode == "floor" else on.ceil(x)
     half = 0.5 + _NEAR_HALF
-    return op.ceil(x - half) if mode == "round_prefer_floor" else op.floor(x + half)
+    return on.ceil(x - half) if mode == "round_prefer_floor" else on.floor(x + half)
 
 
-def _cubic(d: Expr, a: float) -> Expr:
+def _cubic(on: _Operators, d: Any, a: float) -> Any:
     """Keys' cubic convolution kernel (Keys 1981) with parameter `a`, for non-negative distances."""
     near = ((a + 2) * d - (a + 3)) * d * d + 1.0
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    beyond = op.where(op.less(d, const(2.0, "float64")), far, const(0.0, "float64"))
-    return op.where(op.less_equal(d, const(1.0, "float64")), near, beyond)
+    beyond = on.where(on.less(d, on.const(2.0, "float64")), far, on.const(0.0, "float64"))
+    return on.where(on.less_equal(d, on.const(1.0, "float64")), near, beyond)
