@@ -7,7 +7,6 @@ changes no order in which values are computed or captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,8 @@ from relayc.te.tir import (
     Var,
 )
 from relayc.te.tir.intrinsics import INTRINSICS, intrinsic
-from relayc.te.tir.passes.base import FunctionPass
 
-__all__ = ["PEEPHOLES", "SelectInstructions", "select_instructions"]
+__all__ = ["PEEPHOLES", "select_instructions"]
 
 _HALF_BITS = 16
 """Bits of float16 and bfloat16."""
@@ -139,7 +137,7 @@ _LEAVES = frozenset((Var, SizeVar, IntImm, FloatImm, StringImm))
 
 
 def select_instructions(function: PrimFunc, machine: Machine) -> PrimFunc:
-    """`function` with the patterns replaced; the very same object if it has none."""
+    """`function` with the patterns replaced, the last step before code is emitted; the same object if it has none."""
 
     def rewrite(node: Any) -> Any:
         node_class = node.__class__
@@ -152,13 +150,3 @@ def select_instructions(function: PrimFunc, machine: Machine) -> PrimFunc:
         return node.rebuild(rewrite)
 
     return function.with_body(rewrite(function.body))
-
-
-@dataclass(frozen=True)
-class SelectInstructions(FunctionPass):
-    """Replaces the patterns of `PEEPHOLES` for a machine. The last pass before code is emitted."""
-
-    machine: Machine
-
-    def function(self, func: PrimFunc) -> PrimFunc:
-        return select_instructions(func, self.machine)
