@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any, Generic, TypeVar, overload
 
+import numpy as np
+
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relayc.relay.op.base import OpDef, expect_op, get_op
@@ -219,13 +221,16 @@ class OperatorPattern(Pattern, Generic[_O]):
 
 
 class _Chain(Pattern):
-    """Calls of one associative and commutative operator on these operands, in any order."""
+    """Calls of one associative and commutative operator on these operands, in any order.
+
+    A division by a number is a product with its reciprocal.
+    """
 
     def __init__(self, name: str, operands: tuple[Pattern, ...]) -> None:
         self.name, self.operands = name, operands
 
     def roots(self) -> frozenset[str]:
-        return frozenset([self.name])
+        return frozenset([self.name, "divide"] if self.name == "multiply" else [self.name])
 
     @property
     def expected(self) -> str:
@@ -255,6 +260,18 @@ def _operands(name: str, e: Expr, count: int) -> Iterator[tuple[Expr, ...]]:
             for operands in _operands(name, first, left):
                 for others in _operands(name, second, count - left):
                     yield (*operands, *others)
+    elif name == "multiply" and isinstance(e, Call) and (factor := _reciprocal(e)) is not None:
+        for operands in _operands(name, e.args[0], count - 1):
+            yield (*operands, factor)
+
+
+def _reciprocal(e: Call) -> Constant | None:
+    """The number that a quotient is a product with; None for other operators and divisors."""
+    divisor = e.args[1] if isinstance(e.op, OpDef) and e.op.name == "divide" else None
+    if not isinstance(divisor, Constant) or divisor.data.size != 1 or not divisor.dtype.is_float:
+        return None
+    value = divisor.data.astype(np.float64)
+    return Constant((1.0 / value).astype(divisor.data.dtype)) if value.all() else None
 
 
 def _solve_in_any_order(
@@ -366,7 +383,10 @@ def is_op(*operators: str | type[OpDef]) -> OperatorPattern[Any]:
 
 
 def is_product(*factors: Pattern) -> Pattern:
-    """A product of these factors, multiplied in any order; quickest if the rarest come first."""
+    """A product of these factors, multiplied in any order; quickest if the rarest come first.
+
+    Divisions by a number are factors, too: its reciprocal.
+    """
     return _Chain("multiply", factors)
 
 

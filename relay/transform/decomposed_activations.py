@@ -21,9 +21,7 @@ def _is_a_sixth(value: float, dtype: str) -> bool:
     return math.isclose(value, 1 / 6, rel_tol=1e-15 if dtype == "float64" else 1e-4)
 
 
-def _sixth(x: Pattern) -> Pattern:
-    rounded = is_constant(lambda c: c.data.size == 1 and _is_a_sixth(float(c.data.item()), str(c.dtype)))
-    return is_op("divide")(x, number(6.0, 0.0)) | is_op("multiply")(x, rounded)
+_SIXTH = is_constant(lambda c: c.data.size == 1 and _is_a_sixth(float(c.data.item()), str(c.dtype)))
 
 
 def _has_slope_of_a_sixth(e: Expr) -> bool:
@@ -45,7 +43,7 @@ def _between(x: Pattern, most: float) -> Pattern:
 def _times_half_of_one_and(x: Pattern, f: Pattern) -> Pattern:
     """x * (1 + f) / 2"""
     half, gate = number(0.5, 0.0), is_op("add")(f, number(1.0, 0.0))
-    return is_product(half, gate, x) | is_op("multiply")(x, is_op("add")(is_op("multiply")(f, half), half))
+    return is_product(half, gate, x) | is_op("multiply")(x, is_op("add")(is_product(half, f), half))
 
 
 _COSTLY = ("erf", "exp", "log", "log1p", "sigmoid", "tanh")
@@ -74,8 +72,7 @@ class DecomposedGelu(_DecomposedUnary):
 
     x = wildcard()
     name = "nn.gelu"
-    scaled = is_op("divide")(x, number(2**0.5)) | is_op("multiply")(x, number(0.5**0.5))
-    pattern = _times_half_of_one_and(x, is_op("erf")(scaled))
+    pattern = _times_half_of_one_and(x, is_op("erf")(is_product(number(0.5**0.5), x)))
 
 
 class DecomposedTanhGelu(_DecomposedUnary):
@@ -133,9 +130,9 @@ class DecomposedHardSwish(_DecomposedUnary):
     x = wildcard()
     name = "nn.hard_swish"
     limited = _between(is_op("add")(x, number(3.0, 0.0)), 6.0)
-    shifted = is_op("add")(_sixth(x), number(0.5, 0.0))
-    gate = _sixth(limited) | _between(shifted, 1.0) | is_op("nn.hard_sigmoid")(x).where(_has_slope_of_a_sixth)
-    pattern = is_op("multiply")(x, gate) | _sixth(is_op("multiply")(x, limited)) | is_op("multiply")(_sixth(x), limited)
+    shifted = is_op("add")(is_product(_SIXTH, x), number(0.5, 0.0))
+    gate = _between(shifted, 1.0) | is_op("nn.hard_sigmoid")(x).where(_has_slope_of_a_sixth)
+    pattern = is_product(_SIXTH, limited, x) | is_op("multiply")(x, gate)
 
 
 ACTIVATION_RULES: tuple[type[PatternRule], ...] = (

@@ -82,6 +82,10 @@ def sixth(x: Expr) -> Expr:
     return op.divide(x, const(6.0))
 
 
+def one_and_erf(x: Expr) -> Expr:
+    return op.add(op.erf(op.divide(x, const(2.0**0.5))), const(1.0))
+
+
 def clipped(x: Expr) -> Expr:
     return op.clip(op.add(x, const(3.0)), 0.0, 6.0)
 
@@ -91,6 +95,8 @@ ACTIVATIONS = {
     "mish": ("nn.mish", lambda x: op.multiply(x, op.tanh(op.nn.softplus(x)))),
     "mish by log": ("nn.mish", lambda x: op.multiply(op.tanh(op.log(op.add(op.exp(x), const(1.0)))), x)),
     "mish by log1p": ("nn.mish", lambda x: op.multiply(x, op.tanh(op.log1p(op.exp(x))))),
+    "gelu, divided by two": ("nn.gelu", lambda x: op.divide(op.multiply(x, one_and_erf(x)), const(2.0))),
+    "gelu, halves of one and erf": ("nn.gelu", lambda x: op.multiply(x, op.divide(one_and_erf(x), const(2.0)))),
     "hard swish": ("nn.hard_swish", lambda x: op.multiply(x, sixth(clipped(x)))),
     "hard swish, divided last": ("nn.hard_swish", lambda x: sixth(op.multiply(x, clipped(x)))),
     "hard swish, divided first": ("nn.hard_swish", lambda x: op.multiply(sixth(x), clipped(x))),
