@@ -311,8 +311,7 @@ def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm
         vectorize_elements(s, tensor, last, extent_of(last), lanes)
     for tensor in (stage["largest"], stage["total"]):
         _reduce_row(s, tensor, form.panel, lanes)
-    for partial in vectorize_reduction(s, product, lanes):
-        s[partial].compute_at(s[product], s[product].op.axis[-1])
+    vectorize_reduction(s, product, lanes, (product, s[product].op.axis[-1]))
 
     s[mixed].set_scope("local")
     s[mixed].compute_at(s[out], columns)

@@ -25,6 +25,7 @@ __all__ = [
     "prefetch_columns",
     "split_by_lines",
     "split_into_column_blocks",
+    "vectorize_columns",
 ]
 
 _PAGE_BYTES = 4096
@@ -151,6 +152,20 @@ def _overlap_blocks(s: te.Schedule, columns: Columns, part: te.IterVar, block: t
     out, axis = columns.out, columns.axis
     s[out].pragma(block, "overlap_iterations")
     parallel(s, out, s[out].fuse(*s[out].op.axis[:axis], part), work, vector_lanes(columns.target))
+
+
+def vectorize_columns(s: te.Schedule, tensor: te.Tensor, width: int, *, unroll: bool = False) -> te.IterVar:
+    """Vectorise the last dimension of `tensor`, a strided axis being outside of it; returns the loop over vectors.
+
+    A reduction goes row by row, over all columns of each.
+    """
+    *data, column = s[tensor].op.axis
+    vectors, lane = s[tensor].split(column, factor=width)
+    s[tensor].reorder(*data, *s[tensor].op.reduce_axis, vectors, lane)
+    if unroll:
+        s[tensor].unroll(vectors)
+    s[tensor].vectorize(lane)
+    return vectors
 
 
 def prefetch_columns(

@@ -11,10 +11,11 @@ from relayc.te.tir import Call
 from relayc.topi.registry import operations_after
 
 __all__ = [
-    "VECTORS", "element_cost", "elements_per_step", "functions_behind", "vectorize_elements", "vectors_per_step",
+    "CALL_COST", "VECTORS", "element_cost", "elements_per_step", "functions_behind", "vectorize_elements",
+    "vectors_per_step",
 ]  # fmt: skip
 
-_CALL_COST = 16
+CALL_COST = 16
 """Operations that a transcendental function is counted as."""
 VECTORS, _VECTORS_OF_CHAINS = 2, 4
 """Vectors that are computed together, in general and for mathematical functions: independent chains fill the scheduler
@@ -27,7 +28,7 @@ def element_cost(ops: Sequence[te.Operation]) -> float:
     for op in ops:
         if isinstance(op, te.ComputeOp):
             nodes = list(post_order(op.body))
-            cost += sum(_CALL_COST if isinstance(e, Call) else 1 for e in nodes)
+            cost += sum(CALL_COST if isinstance(e, Call) else 1 for e in nodes)
     return cost
 
 

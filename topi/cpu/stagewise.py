@@ -17,8 +17,9 @@ from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
+    from relayc.topi.candidates import KernelFacts
 
-__all__ = ["schedule_stagewise"]
+__all__ = ["schedule_stagewise", "stage_by_stage"]
 
 _CONVOLUTIONS = [
     f"{kind}{rank}d{suffix}_{layout}"
@@ -42,6 +43,11 @@ def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         if isinstance(op, te.ComputeOp) and stage.attach != "inline" and op.axis:
             _schedule_stage(s, op, target)
     return s
+
+
+def stage_by_stage(kernel: KernelFacts) -> te.Schedule:
+    """`schedule_stagewise` as a candidate."""
+    return schedule_stagewise(kernel.outs, kernel.anchor, kernel.target)
 
 
 def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:

@@ -236,7 +236,7 @@ class _OutputSchedule:
             ("permuted tiles", self._tiled), ("several lines in a vector", self._several_lines),
             ("interleaved", self._interleaved), ("packed rows", self._packed_rows),
             ("transposed in registers", self._transposed), ("buffered line", self._buffered_line),
-            ("in order", self._in_order),
+            ("tiles of cache lines", self._tile_by_lines), ("in order", self._vectorize_lines),
         ))  # fmt: skip
         out, buffered = self.written, self.is_buffered
         _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
@@ -322,19 +322,14 @@ class _OutputSchedule:
         extent, lanes = constant_size(out.shape[-2:]), self.lanes * constant_size(out.shape[-1:])
         return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
 
-    def _in_order(self) -> list[te.IterVar]:
-        """Vectorise the last axis; returns the outer loops. What is `written` is a new stage if lines are packed first.
-        """
-        return first_of("lines", (
-            ("tiles of cache lines", self._tile_by_lines), ("vectorized", self._vectorize_lines)
-        ))  # fmt: skip
-
     def _tile_by_lines(self) -> list[te.IterVar] | Refused:
         if self.strided is None:
             return Refused("large inputs are contiguous along the last dimension")
         return tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
 
     def _vectorize_lines(self) -> list[te.IterVar]:
+        """Vectorise the last axis; returns the outer loops. What is `written` is a new stage if lines are packed first.
+        """
         axes, extent = self._axes()
         bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and self._has_borders()
         packs = self.alone and self.strided is None and (bordered or self.moves_data)

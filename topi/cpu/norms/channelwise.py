@@ -11,16 +11,15 @@ from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
+from relayc.topi.cpu.norms.facts import elements_of, exceeds_caches, exceeds_private_caches
 from relayc.topi.cpu.norms.moments import (
-    exceeds_caches,
-    exceeds_private_caches,
     part_sizes,
     schedule_by_moments,
     schedule_moments_at,
     schedule_moments_at_root,
     schedule_rows_by_moments,
 )
-from relayc.topi.cpu.norms.row_statistics import elements_of, estimated_work, inline_others, statistics_at
+from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, statistics_at
 from relayc.topi.cpu.prefetch import prefetch_next
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes

@@ -9,7 +9,7 @@ from typing import Any
 from relayc import te
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
-from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, uses_reduction
+from relayc.topi.cpu.norms.facts import is_worth_keeping, uses_reduction
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 

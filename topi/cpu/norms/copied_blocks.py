@@ -15,11 +15,11 @@ from relayc.topi.cpu.column_blocks import (
     prefetch_column_blocks,
     split_by_lines,
     split_into_column_blocks,
+    vectorize_columns,
 )
-from relayc.topi.cpu.norms.row_statistics import elements_of, uses_reduction
+from relayc.topi.cpu.norms.facts import RowFacts, elements_of, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -38,13 +38,14 @@ _SHARE_OF_REGISTERS = 4
 """Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
-def is_worth_copying(columns: Columns, outs: list[te.Tensor], anchor: te.Operation) -> Serves | Refused:
+def is_worth_copying(facts: RowFacts) -> Serves | Refused:
     """True for a norm along a strided axis whose rows exceed the caches or conflict in them, while a block fits L2."""
-    out, rows, target = columns.out, columns.rows, columns.target
-    norm = anchor.tag in ("standardize", "l2_normalize")
-    if len(outs) > 1 or not norm or not columns.are_static or out.dtype.nbytes < 4:
+    out, target = facts.out, facts.target
+    columns = Columns(out, facts.axes[0], target)
+    norm, rows = facts.anchor.tag in ("standardize", "l2_normalize"), columns.rows
+    if not facts.has_one_result or not norm or not columns.are_static or out.dtype.nbytes < 4:
         return Refused("no norm of one result of a static shape, in at least 32 bits")
-    if uses_reduction(elements_of(anchor).op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
+    if uses_reduction(elements_of(facts.anchor).op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
         return Refused(f"elements are reduced ones, or {rows} rows of {_BLOCK_BYTES} bytes exceed half of L2")
     by_lines = columns.are_stored_by_lines or columns.are_whole_lines
     if columns.row_bytes < 2 * _BLOCK_BYTES or not by_lines:
@@ -53,12 +54,12 @@ def is_worth_copying(columns: Columns, outs: list[te.Tensor], anchor: te.Operati
     return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
 
 
-def with_cached_input(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation) -> te.Operation:
+def with_cached_input(s: te.Schedule, facts: RowFacts) -> te.Operation:
     """Return the anchor reading its elements from a stage that can be buffered: a computed one, or a `cache_read`."""
-    x = elements_of(anchor)
+    x = elements_of(facts.anchor)
     if isinstance(x.op, te.PlaceholderOp):
-        s.cache_read(x, "local", [op for op in operations_behind(outs) if x in op.input_tensors])
-    return s.current(anchor.output(0)).op
+        s.cache_read(x, "local", [op for op in facts.stages if x in op.input_tensors])
+    return s.current(facts.result).op
 
 
 def schedule_copied_blocks(
@@ -70,12 +71,13 @@ def schedule_copied_blocks(
     note("block", "copied", bytes_of_a_row=nbytes)
     if columns.are_whole_lines:
         block_loop, _, column = split_into_column_blocks(s, columns, width, work)
-        s[out].unroll(_vectorize_lines(s, out, column))
+        lines, lane = s[out].split(column, factor=columns.line)
+        s[out].unroll(lines)
+        s[out].vectorize(lane)
     else:
         block_loop, _ = split_by_lines(s, columns, width, work)
     s[copy].compute_at(s[out], block_loop)
-    *_, row, column = s[copy].op.axis
-    lines = _vectorize_lines(s, copy, column)
+    row, lines = s[copy].op.axis[-2], vectorize_columns(s, copy, LINE_BYTES // copy.dtype.nbytes)
     if not has_few_fill_buffers(target):  # unrolling would issue all prefetches of a row at once
         s[copy].unroll(lines)
     s[copy].pragma(row, "fuse_with_next")
@@ -84,34 +86,19 @@ def schedule_copied_blocks(
     first = next(t for t in statistics if t.op.reduce_axis)
     for tensor in statistics:
         s[tensor].compute_at(s[out], block_loop)
-        if tensor is first:
-            _add_up_beside_copy(s, tensor)
+        if tensor is first:  # fused with the copy, so that the reduction needs no pass of its own
+            vectorize_columns(s, tensor, LINE_BYTES // tensor.dtype.nbytes, unroll=True)
+            s[tensor].pragma(tensor.op.reduce_axis[0], "fuse_with_next")
         elif tensor.op.reduce_axis:
             _add_up_copied(s, tensor, width, target)
         else:
-            _vectorize_lines(s, tensor, s[tensor].op.axis[-1])
+            vectorize_columns(s, tensor, LINE_BYTES // tensor.dtype.nbytes)
 
 
 def _block_bytes(columns: Columns) -> int:
     """Bytes of each row in a column block."""
     few = has_few_fill_buffers(columns.target) and columns.are_whole_lines and not columns.have_set_conflicts
     return _BLOCK_BYTES_FEW_BUFFERS if few else _BLOCK_BYTES
-
-
-def _vectorize_lines(s: te.Schedule, tensor: te.Tensor, column: te.IterVar) -> te.IterVar:
-    """Vectorise a column block by cache lines; returns the loop over them."""
-    lines, lane = s[tensor].split(column, factor=LINE_BYTES // tensor.dtype.nbytes)
-    s[tensor].vectorize(lane)
-    return lines
-
-
-def _add_up_beside_copy(s: te.Schedule, tensor: te.Tensor) -> None:
-    """Accumulate row by row, fused with the copy, so that the reduction needs no pass of its own."""
-    *data, column = s[tensor].op.axis
-    (row,) = s[tensor].op.reduce_axis
-    s[tensor].reorder(*data, row, column)
-    s[tensor].unroll(_vectorize_lines(s, tensor, column))
-    s[tensor].pragma(row, "fuse_with_next")
 
 
 def _add_up_copied(s: te.Schedule, tensor: te.Tensor, width: int, target: Target) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
     from relayc.te.tir import PrimExpr
+    from relayc.topi.cpu.norms.facts import RowFacts
 
 __all__ = ["FlattenedRows", "FlattenedSoftmax"]
 
@@ -135,12 +136,9 @@ class FlattenedRows:
         for tensor, lanes in reductions:
             s[lanes].set_scope("local")
             s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
-            self.vectorize_lanes(s, lanes)
-
-    def vectorize_lanes(self, s: te.Schedule, partial: te.Tensor) -> None:
-        *_, lane = s[partial].op.axis
-        s[partial].reorder(*s[partial].op.reduce_axis, lane)
-        s[partial].vectorize(lane)
+            lane = s[lanes].op.axis[-1]
+            s[lanes].reorder(*s[lanes].op.reduce_axis, lane)
+            s[lanes].vectorize(lane)
 
 
 @dataclass(frozen=True)
@@ -153,23 +151,22 @@ class FlattenedSoftmax:
     else than its own element goes row by row.
     """
 
-    anchor: te.ComputeOp
+    anchor: te.Operation
     out: te.Tensor
     line: FlattenedRows
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlattenedSoftmax | Refused:
+    def of(rows: RowFacts) -> FlattenedSoftmax | Refused:
         """Match a softmax kernel; refused where rows are long or few, or the result has another shape."""
-        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_unshifted(anchor):
-            return Refused("no softmax of one result whose exponentials can be unshifted")
-        result = anchor.output(0)
-        line = FlattenedRows.of(result.shape, target)
-        floats = stages_of(anchor)[0].dtype.nbytes == _FLOAT_BYTES
+        anchor, out = rows.anchor, rows.out
+        if not rows.are_last or not rows.has_one_result or not can_be_unshifted(anchor):
+            return Refused("no softmax along the last dimension, of one result, whose exponentials can be unshifted")
+        line = FlattenedRows.of(rows.result.shape, rows.target)
         if not line:
             return line
-        if not floats or outs[0].shape != result.shape:
+        if stages_of(anchor)[0].dtype.nbytes != _FLOAT_BYTES or out.shape != rows.result.shape:
             return Refused("statistics are not float32, or the result of the kernel has another shape than the softmax")
-        return FlattenedSoftmax(anchor, outs[0], line.of_results(outs[0], 1 if is_logarithm(anchor) else _LINE_FACTOR))
+        return FlattenedSoftmax(anchor, out, line.of_results(out, 1 if is_logarithm(anchor) else _LINE_FACTOR))
 
     def _is_in_memory_order(self, op: te.Operation) -> bool:
         """True if an elementwise operation reads inputs at its own indices, or its row's, in memory order."""

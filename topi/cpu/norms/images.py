@@ -16,14 +16,14 @@ from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.norms.copied_blocks import is_worth_copying
+from relayc.topi.cpu.norms.facts import RowFacts, elements_of
 from relayc.topi.cpu.norms.moments import schedule_moments_at
-from relayc.topi.cpu.norms.row_statistics import elements_of, estimated_work, inline_others, is_worth_keeping
+from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import standardize_by_moments
-from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
@@ -41,35 +41,33 @@ _LEAST_BYTES_OF_BLOCKS = 6144
 """Least bytes of an unaligned plane for which column blocks are faster: a dozen of them."""
 
 
-def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> Serves | Refused:
+def are_small_images(rows: RowFacts) -> Serves | Refused:
     """True if all cores get whole images of small planes, and the caches hold one image but not all.
 
     Stages in front are recomputed in each pass, so none may be expensive.
     """
-    out, axis = outs[0], int(anchor.attrs["axis"])
+    out, target, (axis,) = rows.out, rows.target, rows.axes
     columns, l2, images = Columns(out, axis, target), target.cache_bytes.l2, constant_size(out.shape[:axis])
     image = columns.rows * columns.row_bytes
     far = exceeds_all_caches(images * image, target)
     room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if far else 0)
     share = 1 if columns.have_set_conflicts else _SHARE_OF_STATISTICS
     small = columns.count * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
-    if len(outs) > 1 or not small:
+    if not rows.has_one_result or not small:
         return Refused(f"statistics of {columns.count} columns exceed L1, or {image} bytes of an image {room:.0f}")
     if images * image <= l2:
         return Refused("L2 holds all images")
     if not partitions_evenly(images, target.num_cores):
         return Refused(f"{images} images are no even shares of {target.num_cores} cores")
     large = columns.row_bytes >= _LEAST_BYTES_OF_BLOCKS
-    if large and not columns.are_whole_lines and is_worth_copying(columns, outs, anchor):
+    if large and not columns.are_whole_lines and is_worth_copying(rows):
         return Refused("planes are large, and column blocks of them fit into L2")
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    expensive = any(is_worth_keeping(op, stages, anchor, in_l1=False) for op in stages)
-    return serves_if(not expensive, "a stage in front is too expensive to be computed in each pass")
+    return serves_if(not rows.kept(in_l1=False), "a stage in front is too expensive to be computed in each pass")
 
 
-def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def schedule_images(rows: RowFacts) -> te.Schedule:
     """Compute the moments of an image's columns in one pass; standardise in a second one, which hits the cache."""
-    s, result, axis = te.create_schedule([outs[0].op]), anchor.output(0), int(anchor.attrs["axis"])
+    s, result, anchor, target, (axis,) = rows.create_schedule(), rows.result, rows.anchor, rows.target, rows.axes
     sizes = [constant_size([d]) for d in result.shape[axis + 1 :]]
     x = elements_of(anchor)
     shape = (*x.shape[: axis + 1], constant_size(sizes))

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, first_of
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost
+from relayc.topi.cpu.norms.facts import uses_reduction
 from relayc.topi.cpu.norms.flattened_rows import FlattenedRows
 from relayc.topi.cpu.norms.moments import part_sizes
-from relayc.topi.cpu.norms.row_statistics import uses_reduction
 from relayc.topi.cpu.reductions.reduction import pass_across, pass_along, schedule_across, schedule_along
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.reduction import distance_below, largest_number
@@ -39,9 +40,13 @@ _LINES = 32
 @register_schedule(LOG_SUM_EXP, "cpu", rank=Rank.REDUCTION)
 def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule log-sum-exp with an elementwise tail: a pass for the maximum, then one for the sum, from the cache."""
-    if len(outs) > 1:
-        return schedule_stagewise(outs, anchor, target)
-    s = te.create_schedule([outs[0].op])
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
+
+
+def _largest_and_sum(kernel: KernelFacts) -> te.Schedule | Refused:
+    s, outs, anchor, target = kernel.create_schedule(), kernel.outs, kernel.anchor, kernel.target
+    if not kernel.has_one_result:
+        return Refused("there are several results")
     inline_injective(s, outs, keep=[anchor])
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     largest = next(t for t in anchor.input_tensors if uses_reduction(t.op))
@@ -82,6 +87,12 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         ("flattened rows", flattened), ("two passes", two_passes), ("parts of rows", parts_of_rows)
     ))  # fmt: skip
     return s
+
+
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
+    ("maximum, then sum", _largest_and_sum),
+    ("stage by stage", stage_by_stage),
+)
 
 
 def _speculate(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.Tensor | None:

@@ -9,12 +9,12 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr
 from relayc.te.tir.substitute import substitute
-from relayc.topi.candidates import Candidate, schedule_by
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import Rank, operations_behind, register_schedule
@@ -40,17 +40,17 @@ _LINES_FEW_BUFFERS = 2
 @register_schedule("lrn", "cpu", rank=Rank.HEAVY)
 def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Sum the window of channels in registers where it is short."""
-    return schedule_by(_CANDIDATES, outs, anchor, target)
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
 
 
-def _window_in_registers(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
+def _window_in_registers(kernel: KernelFacts) -> te.Schedule | Refused:
     """One pass over memory; only loop ends test for borders."""
-    out, axis = outs[0], int(anchor.attrs["axis"])
-    sums = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and op.reduce_axis]
+    anchor, target, axis = kernel.anchor, kernel.target, int(kernel.anchor.attrs["axis"])
+    sums = [op for op in kernel.stages if op.reduce_axis]
     window = constant_size([extent_of(a) for a in sums[0].reduce_axis])
-    if len(outs) > 1 or len(sums) != 1 or window > _MOST_NEIGHBOURS:
+    if not kernel.has_one_result or len(sums) != 1 or window > _MOST_NEIGHBOURS:
         return Refused(f"several results or sums, or a window of {window} channels, more than {_MOST_NEIGHBOURS}")
-    s = te.create_schedule([out.op])
+    s = kernel.create_schedule()
     total = sums[0].output(0)
     s.recompute(total, _as_one_expression(sums[0], window))
     s[s.current(total)].compute_inline()
@@ -66,9 +66,9 @@ def _window_in_registers(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     return s
 
 
-_CANDIDATES: tuple[Candidate, ...] = (
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
     ("window in registers", _window_in_registers),
-    ("stage by stage", schedule_stagewise),
+    ("stage by stage", stage_by_stage),
 )
 
 

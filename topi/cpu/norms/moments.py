@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir.decisions import note
+from relayc.te.ir.decisions import Refused, note
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, uses_reduction
+from relayc.topi.cpu.norms.facts import uses_reduction
+from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others
 from relayc.topi.cpu.prefetch import in_sequence, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
 from relayc.topi.cpu.reductions.reduction import (
@@ -19,7 +21,7 @@ from relayc.topi.cpu.reductions.reduction import (
     schedule_along,
     vectorize_reduction,
 )
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from relayc.topi.moments import Moments
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from relayc.te.tir import Dim
 
 __all__ = [
-    "exceeds_caches",
-    "exceeds_private_caches",
     "part_by_part",
     "part_sizes",
     "schedule_by_moments",
@@ -59,8 +59,6 @@ _LINES_OF_PARTS = 8
 """Lines taken at once where they are not whole vectors: vector tails cost more than memory order gains."""
 _SHARE_ALONG, _SHARE_ACROSS = 4, 2
 """Divisors of the L2 size, for rows along memory and along a strided axis: the most that two passes go over."""
-_SHARE_OF_LLC = 2
-"""Divisor of the last-level cache size: rows up to that are still there in a second pass."""
 _LIKELY = 64
 """Assumed length of a dynamic dimension, in elements."""
 
@@ -154,9 +152,7 @@ def _schedule_moments(
         if across:
             loop, busy = _pass_in_order(s, stage, block, lanes, in_l1, target), stage
         else:
-            partials = vectorize_reduction(s, stage, lanes)
-            for partial in partials:
-                s[partial].compute_at(s[parts], part)
+            partials = vectorize_reduction(s, stage, lanes, (parts, part))
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
         if not in_l1:
@@ -211,17 +207,6 @@ def _prefetch_ahead(
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
             s[stage].prefetch(tensor, loop, in_sequence(tensor, target))
-
-
-def exceeds_caches(row: int, rows: int, target: Target) -> bool:
-    """True if a second pass over `rows` rows of `row` bytes would miss all caches, or if cores would be idle."""
-    l2, l3 = target.cache_bytes.l2, target.cache_bytes.l3
-    return row > max(l3 // _SHARE_OF_LLC, l2) or (row > l2 and rows < target.num_cores)
-
-
-def exceeds_private_caches(row: int, target: Target) -> bool:
-    """True if a second pass over a row of so many bytes would miss the caches private to a core."""
-    return row > target.cache_bytes.l2 // _SHARE_ACROSS
 
 
 def schedule_by_moments(
@@ -311,9 +296,13 @@ def schedule_moments_at(
 @register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)
 def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule a variance with an elementwise tail: two passes over rows in a cache, or parts where they don't fit."""
-    if len(outs) > 1:
-        return schedule_stagewise(outs, anchor, target)
-    s = te.create_schedule([outs[0].op])
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
+
+
+def _mean_and_variance(kernel: KernelFacts) -> te.Schedule | Refused:
+    s, outs, anchor, target = kernel.create_schedule(), kernel.outs, kernel.anchor, kernel.target
+    if not kernel.has_one_result:
+        return Refused("there are several results")
     inline_injective(s, outs, keep=[anchor])
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     total = next(t for t in anchor.input_tensors if uses_reduction(t.op))
@@ -338,3 +327,9 @@ def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Targe
     combine(s, s.current(sums), s.current(sums), target)
     combine(s, out, result, target)
     return s
+
+
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
+    ("mean and variance", _mean_and_variance),
+    ("stage by stage", stage_by_stage),
+)

@@ -10,17 +10,10 @@ from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
+from relayc.topi.cpu.norms.facts import RowFacts, uses_reduction
 from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
-from relayc.topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
-from relayc.topi.cpu.norms.row_statistics import (
-    estimated_work,
-    inline_others,
-    is_worth_keeping,
-    prefetch_next_rows,
-    split_at,
-    statistics_at,
-    uses_reduction,
-)
+from relayc.topi.cpu.norms.moments import part_by_part, part_sizes, schedule_by_moments
+from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, prefetch_next_rows, statistics_at
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
@@ -31,7 +24,7 @@ from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import layer_norm_by_moments
-from relayc.topi.registry import Rank, operations_behind, register_schedule
+from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.unshifted_softmax import (
     can_be_unshifted,
     clamp_logarithm,
@@ -72,99 +65,89 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     """
     if "axis" not in anchor.attrs:
         return schedule_stagewise(outs, anchor, target)
-    return schedule_by(_CANDIDATES, outs, anchor, target)
+    axes = tuple(range(int(anchor.attrs["axis"]), len(anchor.axis)))
+    return schedule_by(_CANDIDATES, RowFacts(outs, anchor, target, axes))
 
 
-def _by_moments(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    first = int(anchor.attrs["axis"])
-    if anchor.tag != "layer_norm" or len(outs) > 1:
+def _by_moments(rows: RowFacts) -> te.Schedule | Refused:
+    if rows.anchor.tag != "layer_norm" or not rows.has_one_result:
         return Refused("only a layer norm, of one result, is computed from moments of parts of a row")
-    exceed = _rows_exceed_caches(anchor.output(0), first, target)
-    return _schedule_by_moments(te.create_schedule([outs[0].op]), anchor, first, target) if exceed else exceed
+    if not rows.is_static:
+        return Refused("the shape is dynamic")
+    if not rows.exceed_caches:
+        return Refused(f"caches hold a row of {rows.row_bytes} bytes for a second pass, and all cores have rows")
+    return _schedule_by_moments(rows)
 
 
-def _strided(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if int(anchor.attrs["axis"]) == len(anchor.axis) - 1:
+def _strided(rows: RowFacts) -> te.Schedule | Refused:
+    if rows.are_last:
         return Refused("rows are the last dimension, contiguous in memory")
-    if not _reduces_one_axis(anchor):
+    if any(len(op.reduce_axis) > 1 for op in rows.around[0]):
         return Refused("rows span several dimensions")
-    return schedule_strided_axis(te.create_schedule([out.op for out in outs]), outs, anchor, target)
+    return schedule_strided_axis(rows)
 
 
-def _flattened(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if int(anchor.attrs["axis"]) != len(anchor.axis) - 1:
-        return Refused("rows are not the last dimension alone")
-    flat = FlattenedSoftmax.of(anchor, outs, target)
+def _flattened(rows: RowFacts) -> te.Schedule | Refused:
+    flat = FlattenedSoftmax.of(rows)
     if not flat:
         return flat
-    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLATTENED
-    if flat.line.length < fewest and TransposedRows.of(anchor, outs, target):
+    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(rows.anchor) else _FEWEST_FLATTENED
+    if flat.line.length < fewest and TransposedRows.of(rows):
         return Refused(f"rows of {flat.line.length} elements, fewer than {fewest}, are faster transposed in registers")
     return flat.schedule()
 
 
-def _transposed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if int(anchor.attrs["axis"]) != len(anchor.axis) - 1:
-        return Refused("rows are not the last dimension alone")
-    transposed = TransposedRows.of(anchor, outs, target)
+def _transposed(rows: RowFacts) -> te.Schedule | Refused:
+    transposed = TransposedRows.of(rows)
     return transposed.schedule() if transposed else transposed
 
 
-def _kept_stages(
-    outs: list[te.Tensor], anchor: te.Operation, target: Target
-) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """The stages of the group, and those in front of the anchor that are computed once for a row, and kept."""
-    out, first = outs[0], int(anchor.attrs["axis"])
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
-    in_l1 = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
-    before = split_at(stages, anchor)[0]
-    return stages, [op for op in before if is_worth_keeping(op, stages, anchor, in_l1=in_l1)]
+def _kept_stages(rows: RowFacts) -> list[te.ComputeOp]:
+    """The stages in front of the anchor that are computed once for a row, and kept."""
+    shape, nbytes = rows.out.shape[rows.axes[0] :], max(rows.out.dtype.nbytes, 4)
+    known = all(isinstance(d, int) for d in shape)
+    return rows.kept(in_l1=known and constant_size(shape) * nbytes <= rows.target.cache_bytes.l1 // 4)
 
 
-def _in_two_passes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    long = _are_long(outs[0], anchor, target)
+def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
+    long = _are_long(rows)
     if not long:
         return long
-    if len(outs) > 1 or _kept_stages(outs, anchor, target)[1]:
+    if not rows.has_one_result or _kept_stages(rows):
         return Refused("the kernel has several results, or keeps values of a row that two passes would compute twice")
-    s = te.create_schedule([outs[0].op])
-    clamp_logarithm(s, anchor)
-    return _softmax_in_two_passes(s, anchor, int(anchor.attrs["axis"]), target)
+    return _softmax_in_two_passes(rows)
 
 
-def _row_by_row(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    s = te.create_schedule([out.op for out in outs])
-    out, lanes, first = outs[0], vector_lanes(target), int(anchor.attrs["axis"])
-    stages, kept = _kept_stages(outs, anchor, target)
-    before, behind = split_at(stages, anchor)
-    clamp_logarithm(s, anchor)
-    speculative = can_be_unshifted(anchor) and first > 0  # the sum of a single row has no loop to attach to
+def _row_by_row(rows: RowFacts) -> te.Schedule:
+    s, out, target, first = rows.create_schedule(), rows.out, rows.target, rows.axes[0]
+    lanes, kept, (before, behind) = vector_lanes(target), _kept_stages(rows), rows.around
+    clamp_logarithm(s, rows.anchor)
+    speculative = can_be_unshifted(rows.anchor) and first > 0  # the sum of a single row has no loop to attach to
     if speculative:  # a single pass reads the input
         kept = []
-    for op in stages:
+    for op in rows.stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     axes = list(s[out].op.axis)
-    row, together = s[out].fuse(*axes[:first]), _rows_per_batch(out, anchor, first, target)
+    row, together = s[out].fuse(*axes[:first]), _rows_per_batch(rows)
     if together > 1:
         row, _ = s[out].split(row, factor=together)
-    parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
+    parallel(s, out, row, constant_size(out.shape) * element_cost(rows.stages), lanes)
     busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if speculative:
-        busy.append(_speculate_rows(s, anchor, first, lanes))
+        busy.append(_speculate_rows(s, rows.anchor, first, lanes))
     length = constant_size([extent_of(a) for a in axes[first:]])
-    always = anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
+    always = rows.anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
     prefetch_next_rows(s, out, busy[-1], length, target, always=always)
     note("rows at a time", str(together), kept=len(kept), speculative=speculative, row=length)
     return s
 
 
-_CANDIDATES: tuple[Candidate, ...] = (
+_CANDIDATES: tuple[Candidate[RowFacts], ...] = (
     ("moments of parts", _by_moments),
     ("strided axis", _strided),
     ("flattened rows", _flattened),
@@ -192,62 +175,53 @@ def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
     """Vectorise the sums of rows; returns the stages of partial sums, which are attached unless there is one row."""
-    stages = vectorize_reduction(s, sums, lanes)
-    for stage in stages if s[sums].op.axis else ():
-        s[stage].compute_at(s[sums], s[sums].op.axis[-1])
-    return stages
+    return vectorize_reduction(s, sums, lanes, (sums, s[sums].op.axis[-1]) if s[sums].op.axis else None)
 
 
-def _rows_per_batch(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
+def _rows_per_batch(rows: RowFacts) -> int:
     """Return how many rows are batched stage by stage, so that the latency of lane sums of one overlaps with others.
 
     Norms of 32-bit elements take one row at a time, since they are memory-bound.
     """
-    rows, length = out.shape[0], constant_size(out.shape[first:]) * out.dtype.nbytes
-    waits = anchor.tag == "softmax" or out.dtype.nbytes < _WIDE_BYTES
-    if first != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
+    out, is_softmax = rows.out, rows.anchor.tag == "softmax"
+    length, l1 = constant_size(out.shape[rows.axes[0] :]) * out.dtype.nbytes, rows.target.cache_bytes.l1
+    waits = is_softmax or out.dtype.nbytes < _WIDE_BYTES
+    if rows.axes[0] != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
         return 1
-    pairs = _BATCH_SHARE if anchor.tag == "softmax" else _SHARE_OF_PAIRS
-    fitting = [n for n in _BATCHES if n * length <= target.cache_bytes.l1 // (pairs if n == 2 else _BATCH_SHARE)]
-    return max([n for n in fitting if constant_size([rows]) % n == 0], default=1)
+    pairs = _BATCH_SHARE if is_softmax else _SHARE_OF_PAIRS
+    fitting = [n for n in _BATCHES if n * length <= l1 // (pairs if n == 2 else _BATCH_SHARE)]
+    return max([n for n in fitting if constant_size(out.shape[:1]) % n == 0], default=1)
 
 
-def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> Serves | Refused:
-    if not all(isinstance(d, int) for d in rows.shape):
-        return Refused("the shape is dynamic")
-    length = constant_size(rows.shape[first:]) * rows.dtype.nbytes
-    exceed = exceeds_caches(length, constant_size(rows.shape[:first]), target)
-    return serves_if(exceed, f"caches hold a row of {length} bytes for a second pass, and all cores have rows")
+def _schedule_by_moments(rows: RowFacts) -> te.Schedule:
+    x, *parameters = [t for t in rows.anchor.input_tensors if not uses_reduction(t.op)]
+    beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "layer_norm")
+    norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
+    return schedule_by_moments(rows.create_schedule(), rows.result, norm, moments, rows.axes[0], rows.target)
 
 
-def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
-    x, *parameters = [t for t in anchor.input_tensors if not uses_reduction(t.op)]
-    beta = parameters[-1] if anchor.attrs["shifted"] else None  # one tensor may serve as both
-    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
-    norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
-    return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
-
-
-def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> Serves | Refused:
+def _are_long(rows: RowFacts) -> Serves | Refused:
     """True for a softmax of long rows, larger than the LLC, whose exponentials are faster recomputed than kept.
 
     Where a vector is a cache line, an exponential takes less time than the line takes to arrive, so this holds for rows
     that exceed L1; elsewhere for rows that would evict their own exponentials from L2.
     """
-    result = anchor.output(0)
-    known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
-    if anchor.tag != "softmax" or {result.dtype.nbytes, out.dtype.nbytes} != {_WIDE_BYTES} or not known:
+    result, target = rows.result, rows.target
+    wide = {result.dtype.nbytes, rows.out.dtype.nbytes} == {_WIDE_BYTES}
+    if rows.anchor.tag != "softmax" or not wide or not rows.is_static or not rows.are_last:
         return Refused("no softmax of 32-bit elements along the last dimension, of a static shape")
     if not is_streamed(result, 1, target):
         return Refused("the last-level cache holds all rows")
     whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
     room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
-    row = constant_size(result.shape[-1:]) * _WIDE_BYTES
-    return serves_if(row > room, f"a cache of {room} bytes keeps the exponentials of a row of {row} bytes")
+    return serves_if(rows.row_bytes > room, f"a cache of {room} bytes keeps the exponentials of {rows.row_bytes}")
 
 
-def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
+def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
     """Compute a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
+    s, anchor, target, first = rows.create_schedule(), rows.anchor, rows.target, rows.axes[0]
+    clamp_logarithm(s, anchor)
     largest, exact, total = stages_of(anchor)
     element = element_of(largest.op, first)
     (x,) = largest.op.input_tensors
@@ -269,17 +243,9 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
         else:
             s[op].compute_at(s[out], row)
     part = part_by_part(s, parts.sums, passes, None, None, target)
-    of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
-    for partial in (*of_largest, *of_sum):
-        s[partial].compute_at(s[parts.sums], part)
+    _, of_sum = (vectorize_reduction(s, stage, vector_lanes(target), (parts.sums, part)) for stage in passes)
     of_speculation = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_speculation, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
         s[busy].prefetch(tensor, s[busy].op.reduce_axis[-1], te.Prefetch(length, level_of(target)))
     return s
-
-
-def _reduces_one_axis(anchor: te.Operation) -> bool:
-    """True if every statistic that `anchor` uses reduces a single dimension."""
-    behind = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
-    return all(len(op.reduce_axis) <= 1 for op in behind)

@@ -15,20 +15,17 @@ from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.norms.collapsed_columns import collapse_columns
 from relayc.topi.cpu.norms.copied_blocks import is_worth_copying, schedule_copied_blocks, with_cached_input
-from relayc.topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
+from relayc.topi.cpu.norms.facts import RowFacts, elements_of, uses_reduction
 from relayc.topi.cpu.norms.softmax_parts import softmax_by_parts
 from relayc.topi.cpu.norms.unshifted_blocks import unshifted_block_lines, unshifted_softmax_in_blocks
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
-from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from relayc.backend.target import Target
 
 __all__ = ["schedule_strided_axis"]
 
@@ -41,20 +38,18 @@ _BLOCKS_AHEAD = 4
 """Prefetch distance in column blocks, for reads and writes: a longer one evicts data still in use."""
 
 
-def schedule_strided_axis(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def schedule_strided_axis(rows: RowFacts) -> te.Schedule:
     """Schedule rows along a strided axis: blocks of adjacent columns, over whose lines every stage passes."""
-    axis = int(anchor.attrs["axis"])
-    given = Columns(outs[0], axis, target)
-    few = _fits_in_registers(given, _stages_around(outs, anchor)[0])
-    copied = Refused("registers hold a column of every row") if few else is_worth_copying(given, outs, anchor)
-    if copied:
-        anchor = with_cached_input(s, outs, anchor)
+    s, (axis, *_), target = rows.create_schedule(), rows.axes, rows.target
+    few = _fits_in_registers(Columns(rows.out, axis, target), _stages_around(rows)[0])
+    copied = Refused("registers hold a column of every row") if few else is_worth_copying(rows)
+    anchor = with_cached_input(s, rows) if copied else rows.anchor
     anchor = collapse_columns(s, anchor, axis, [elements_of(anchor).op] if copied else [])
     collapsed = len(anchor.axis) == axis + 2
     copy = elements_of(anchor) if copied and collapsed else None
     columns = Columns(s.outputs[0].output(0), axis, target)
     out = columns.out
-    before, behind = _stages_around([out], anchor)
+    before, behind = _stages_around(RowFacts([out], anchor, target, rows.axes))
     inline_injective(s, [out], keep=[anchor, *before, *([] if copy is None else [copy.op])])
     for op in behind:
         if op is not out.op:
@@ -107,11 +102,10 @@ def schedule_strided_axis(s: te.Schedule, outs: list[te.Tensor], anchor: te.Oper
     return s
 
 
-def _stages_around(outs: list[te.Tensor], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+def _stages_around(rows: RowFacts) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
     """Return the stages computed once per row in front of the anchor, and the anchor with all that read it."""
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    before, behind = split_at(stages, anchor)
-    return [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, in_l1=False)], behind
+    (before, behind), kept = rows.around, rows.kept(in_l1=False)
+    return [op for op in before if uses_reduction(op) or op in kept], behind
 
 
 def _is_worth_parts(columns: Columns) -> Serves | Refused:

@@ -13,8 +13,8 @@ from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import element_cost
+from relayc.topi.cpu.norms.facts import uses_reduction
 from relayc.topi.cpu.norms.packed_transpose import can_pack, pack_rows
-from relayc.topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
@@ -24,9 +24,7 @@ from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from relayc.backend.target import Target
+    from relayc.topi.cpu.norms.facts import RowFacts
 
 __all__ = ["TransposedRows"]
 
@@ -47,69 +45,68 @@ _SHORT_OF_ONE_SUM = 16
 
 @dataclass(frozen=True)
 class TransposedRows:
-    """Rows along the last dimension of `anchor`, computed with `lanes` adjacent rows as a vector.
+    """Rows along the last dimension, computed with `lanes` adjacent rows as a vector."""
 
-    `stages` are those of the kernel, `out` is its result.
-    """
-
-    anchor: te.ComputeOp
-    out: te.Tensor
-    stages: tuple[te.ComputeOp, ...]
+    rows: RowFacts
     lanes: int
-    target: Target
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> TransposedRows | Refused:
+    def of(rows: RowFacts) -> TransposedRows | Refused:
         """Match a kernel of short rows; refused where rows are long or few, or stages not elementwise or row-wise."""
-        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or len(anchor.axis) < 2:
-            return Refused("several results, or a single row")
-        stages = tuple([op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)])
-        found = TransposedRows(anchor, outs[0], stages, vector_lanes(target), target)
+        if not rows.are_last or not rows.has_one_result or rows.result.ndim < 2:
+            return Refused("rows are not the last dimension alone, or there is a single one, or several results")
+        found = TransposedRows(rows, vector_lanes(rows.target))
         short = found._are_short()
         if not short:
             return short
         return found if found._are_independent() else Refused("a stage reads elements of other rows or columns")
 
     def _are_short(self) -> Serves | Refused:
-        result = self.anchor.output(0)
+        result, target = self.rows.result, self.rows.target
         rows, length = result.shape[-2:]
         if not isinstance(rows, int) or not isinstance(length, int) or rows < self.lanes:
             return Refused(f"a dynamic shape, or fewer adjacent rows than the {self.lanes} lanes of a vector")
-        most = _SHORT.get(self.anchor.tag, _SHORT_OF_ONE_SUM + self.lanes)
+        most = _SHORT.get(self.rows.anchor.tag, _SHORT_OF_ONE_SUM + self.lanes)
         if length >= most:
             return Refused(f"rows of {length} elements; a horizontal reduction costs less from {most} on")
         if length % (2 * self.lanes) == 0:
             return Refused(f"rows of {length} elements are whole pairs of vectors")
         fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length))
-        transposes = fits and self.lanes in transposed_vectors(self.target, result.dtype)
+        transposes = fits and self.lanes in transposed_vectors(target, result.dtype)
         reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed"
         return serves_if(transposes, reason)
 
     def _lanes_along(self, length: int) -> list[int]:
         """Return the vector lengths that fit along a row, longest first."""
-        return [n for n in transposed_vectors(self.target, self.anchor.output(0).dtype) if n <= length]
+        return [n for n in transposed_vectors(self.rows.target, self.rows.result.dtype) if n <= length]
 
     def _are_independent(self) -> bool:
         """True if stages read either the row's own elements at their own index, or what all rows share.
 
         Stages behind the anchor must be elementwise.
         """
-        shape = tuple(self.anchor.output(0).shape)
-        before, behind = split_at(list(self.stages), self.anchor)
-        for op in [*filter(uses_reduction, before), self.anchor]:
+        shape, anchor = tuple(self.rows.result.shape), self.anchor
+        before, behind = self.rows.around
+        for op in [*filter(uses_reduction, before), anchor]:
             own = [axis.var for axis in (*op.axis, *op.reduce_axis)]
             row = own[len(shape) - 2]
             loads = [(t, index) for t, index in reads(op) if not isinstance(t.op, te.ComputeOp)]
             if any(index != own if tuple(t.shape) == shape else row in post_order(tuple(index)) for t, index in loads):
                 return False
-        tensors = [t for op in behind for t in (op.output(0), *(op.input_tensors if op is not self.anchor else ()))]
+        tensors = [t for op in behind for t in (op.output(0), *(op.input_tensors if op is not anchor else ()))]
         return all(tuple(t.shape) == shape for t in tensors)
+
+    @property
+    def anchor(self) -> te.ComputeOp:
+        """The norm."""
+        assert isinstance(self.rows.anchor, te.ComputeOp)
+        return self.rows.anchor
 
     def schedule(self) -> te.Schedule:
         """Per iteration transpose a few vectors of rows, run all stages, transpose back and store in memory order."""
-        s, result = te.create_schedule([self.out.op]), self.anchor.output(0)
-        before, _ = split_at(list(self.stages), self.anchor)
-        kept = [op for op in before if uses_reduction(op) or is_worth_keeping(op, self.stages, self.anchor, in_l1=True)]
+        s, result, before = self.rows.create_schedule(), self.rows.result, self.rows.around[0]
+        kept_rows = self.rows.kept(in_l1=True)
+        kept = [op for op in before if uses_reduction(op) or op in kept_rows]
         rewritten: dict[te.Tensor, te.Tensor] = {}
         for op in (*before, self.anchor):
             rewritten[op.output(0)] = _transposed(op, len(result.shape), rewritten)
@@ -133,8 +130,8 @@ class TransposedRows:
             if columns is not None and tensor is not transposed:  # memory is idle during most of the arithmetic
                 copies = dict.fromkeys(copies, (tensor, columns, _CHAINS))
         for read, busy in copies.items():
-            if is_streamed(read, rows * constant_size(out.shape[-1:]), self.target):
-                prefetch_rows_read(s, read, *busy, rows, self.target)
+            if is_streamed(read, rows * constant_size(out.shape[-1:]), self.rows.target):
+                prefetch_rows_read(s, read, *busy, rows, self.rows.target)
         return s
 
     def _is_packed(self, out: te.Tensor) -> bool:
@@ -142,16 +139,16 @@ class TransposedRows:
 
         Rows may have no more elements than there are vector registers.
         """
-        if self.anchor is not self.out.op or "memory_strides" in self.out.op.attrs:
+        if self.anchor is not self.rows.out.op or "memory_strides" in self.rows.out.op.attrs:
             return False
         length = constant_size(out.shape[-1:])
-        return length < self.target.vector_registers and can_pack(self.target, self.lanes, out.dtype)
+        return length < self.rows.target.vector_registers and can_pack(self.rows.target, self.lanes, out.dtype)
 
     def _rows_per_iteration(self) -> int:
         """Return the rows per iteration: a few vectors that divide the rows, or else one vector."""
-        out = self.out
+        out = self.rows.out
         rows, length = [constant_size([d]) for d in out.shape[-2:]]
-        room = self.target.cache_bytes.l1 // _SHARE_OF_L1 // (_KEPT * length * max(out.dtype.nbytes, 4))
+        room = self.rows.target.cache_bytes.l1 // _SHARE_OF_L1 // (_KEPT * length * max(out.dtype.nbytes, 4))
         whole = [n * self.lanes for n in (2, _MOST_VECTORS) if rows % (n * self.lanes) == 0]
         return max([n for n in whole if n <= room], default=self.lanes)
 
@@ -162,8 +159,8 @@ class TransposedRows:
         line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
         _, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
         s[out].vectorize(vector)
-        work = constant_size(out.shape) * element_cost(self.stages)
-        return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
+        work = constant_size(out.shape) * element_cost(self.rows.stages)
+        return parallel_outer(s, out, [*lead, group], work, self.rows.target)[-1]
 
     def _packed_loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar]:
         """Split `out` into groups, transposed back and stored a vector of rows at a time; returns both loops."""
@@ -172,8 +169,8 @@ class TransposedRows:
         tile, each = s[out].split(within, factor=self.lanes)
         length, ndim = constant_size(out.shape[-1:]), len(out.shape)
         s[out].tensorize(each, pack_rows(self.lanes, length, ndim, str(out.dtype)))
-        work = constant_size(out.shape) * element_cost(self.stages)
-        return parallel_outer(s, out, [*lead, group], work, self.target)[-1], tile
+        work = constant_size(out.shape) * element_cost(self.rows.stages)
+        return parallel_outer(s, out, [*lead, group], work, self.rows.target)[-1], tile
 
     def _transpose_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor) -> None:
         """Transpose the results of a group of rows back, into a buffer."""

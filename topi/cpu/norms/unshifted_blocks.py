@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.column_blocks import Columns, prefetch_column_blocks, split_by_lines
-from relayc.topi.cpu.norms.row_statistics import inline_others, uses_reduction
+from relayc.topi.cpu.column_blocks import Columns, prefetch_column_blocks, split_by_lines, vectorize_columns
+from relayc.topi.cpu.norms.facts import uses_reduction
+from relayc.topi.cpu.norms.row_statistics import inline_others
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.unshifted_softmax import element_of, exponentials_of, speculate_sums, stages_of
@@ -53,26 +54,14 @@ def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int
     block_loop, _ = split_by_lines(s, columns, lines * _LINE, work)
     for tensor in before:
         s[tensor].compute_at(s[out], block_loop)
-        _by_rows(s, tensor, lanes)
-    (*_, row), vectors = _by_rows(s, exponentials, max(lanes, _LINE))
-    s[exponentials].pragma(row, "fuse_with_next")
-    (*_, row), _ = _by_rows(s, sums, lanes)
-    s[sums].pragma(row, "fuse_with_next")
+        vectorize_columns(s, tensor, lanes, unroll=bool(tensor.op.reduce_axis))
+    vectors = vectorize_columns(s, exponentials, max(lanes, _LINE))
+    s[exponentials].pragma(exponentials.op.axis[axis], "fuse_with_next")
+    vectorize_columns(s, sums, lanes, unroll=True)
+    s[sums].pragma(sums.op.reduce_axis[0], "fuse_with_next")
     prefetch_column_blocks(s, columns, exponentials, vectors, lines * LINE_BYTES)
 
 
 def _sums_of(exponentials: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
     k = te.reduce_axis((0, exponentials.shape[axis]), name="k")
     return te.compute(total.shape, lambda *i: te.sum(exponentials(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
-
-
-def _by_rows(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[list[te.IterVar], te.IterVar]:
-    """Vectorise columns, row after row; returns the loops around vectors, rows last, and the one over vectors."""
-    *data, column = s[tensor].op.axis
-    loops = [*data, *s[tensor].op.reduce_axis]
-    vectors, lane = s[tensor].split(column, factor=lanes)
-    s[tensor].reorder(*loops, vectors, lane)
-    s[tensor].vectorize(lane)
-    if s[tensor].op.reduce_axis:
-        s[tensor].unroll(vectors)
-    return loops, vectors

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir.substitute import substitute
-from relayc.topi.candidates import Candidate, schedule_by
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import local_accumulator, parallel
 from relayc.topi.cpu.elements import vectorize_elements
@@ -21,7 +21,7 @@ from relayc.topi.cpu.prefetch import LINE_BYTES, in_sequence, is_streamed, rows_
 from relayc.topi.cpu.reductions.narrow_extrema import compare_as_float32, compare_as_integers
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
-from relayc.topi.registry import operations_behind, register_schedule
+from relayc.topi.registry import register_schedule
 from relayc.topi.tag import PAD
 from relayc.topi.utils import ravel_index
 
@@ -61,68 +61,48 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
     The anchor's attribute "axes" holds the dimensions that the window spans.
     """
-    return schedule_by(_CANDIDATES, outs, anchor, target)
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
 
 
-def _columns(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if tuple(anchor.attrs["axes"]) != (1, 2) or len(anchor.axis) != 4 or len(outs) > 1:
-        return Refused("no images with channels last and one result")
-    return _schedule_columns(outs, anchor, target)
-
-
-def _lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if len(anchor.axis) - 1 not in anchor.attrs["axes"] or len(outs) > 1:
+def _lines(kernel: KernelFacts) -> te.Schedule | Refused:
+    if not kernel.has_one_result or len(kernel.anchor.axis) - 1 not in kernel.anchor.attrs["axes"]:
         return Refused("windows do not span the last dimension, or there are several results")
-    if not isinstance(extent_of(anchor.axis[-1]), int):
-        return Refused("the length of lines is dynamic")
-    return _schedule_lines(outs, anchor, target)
+    if not isinstance(extent_of(kernel.anchor.axis[-1]), int):
+        return _schedule_dynamic_lines(kernel)
+    return _schedule_lines(kernel)
 
 
-def _dynamic_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if len(anchor.axis) - 1 not in anchor.attrs["axes"] or len(outs) > 1:
-        return Refused("windows do not span the last dimension, or there are several results")
-    return _schedule_dynamic_lines(outs, anchor, target)
-
-
-def _channels(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    lanes = vector_lanes(target)
-    inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
-    for op in operations_behind(outs):
-        if op.tag == "pad" and op is not out.op:
+def _channels(kernel: KernelFacts) -> te.Schedule:
+    s, outs, anchor, lanes = kernel.create_schedule(), kernel.outs, kernel.anchor, vector_lanes(kernel.target)
+    padded = [op for op in kernel.stages if op.tag == "pad"]
+    inline_injective(s, outs, keep=[anchor, *padded])
+    for op in padded:
+        if op is not kernel.out.op:
             *outer, last = s[op].op.axis
             line = s[op].fuse(*outer)
             parallel(s, op.output(0), line, constant_size(op.output(0).shape) * 4.0, lanes)
             vectorize_elements(s, op.output(0), last, last.extent, lanes)
-    accumulator = local_accumulator(s, anchor, out)
+    out, accumulator = kernel.out, local_accumulator(s, anchor, kernel.out)
     *outer, last = s[out].op.axis
     window = constant_size([axis.extent for axis in anchor.reduce_axis])
     line = s[out].fuse(*outer)
     parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
     group = vectorize_elements(s, out, last, last.extent, lanes)
     s[accumulator].compute_at(s[out], group)
-    *data, lane = s[accumulator].op.axis
-    s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, lane)
-    s[accumulator].vectorize(lane)
+    _reduce_by_vectors(s, accumulator, unrolled=0)
     return s
 
 
-_CANDIDATES: tuple[Candidate, ...] = (
-    ("columns of images", _columns),
-    ("lines", _lines),
-    ("lines of dynamic length", _dynamic_lines),
-    ("vectors along the last dimension", _channels),
-)
-
-
-def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Target) -> te.Schedule:
+def _columns(kernel: KernelFacts) -> te.Schedule | Refused:
     """Schedule NHWC images one column at a time, with several vectors of channels.
 
     Where that saves work, adjacent windows share partial reductions, kept in registers: a tile is then a cache line of
     channels of a few columns, of up to two lines.
     """
-    s = te.create_schedule([out.op for out in outs])
+    operation, target = kernel.anchor, kernel.target
+    if tuple(operation.attrs["axes"]) != (1, 2) or len(operation.axis) != 4 or not kernel.has_one_result:
+        return Refused("no images with channels last and one result")
+    s = kernel.create_schedule()
     if constant_size([extent_of(operation.axis[-1])]) >= vector_lanes(target):
         operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation)
@@ -203,27 +183,24 @@ def schedule_pool_positions(outs: list[te.Tensor], anchor: te.Operation, target:
     return s
 
 
-def _schedule_dynamic_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def _schedule_dynamic_lines(kernel: KernelFacts) -> te.Schedule:
     """Schedule lines of dynamic length, with specialised versions for shorter and shorter lines.
 
     The first part of a line, and the last, which is shifted inwards, are partitioned off: in lines longer than a part
     and a window it is known which vectors touch the border.
     """
-    lanes, taps = vector_lanes(target), constant_size([axis.extent for axis in anchor.reduce_axis])
-    strided = anchor.attrs.get("strides", (1,))[-1] > 1
-    many = taps > _FEW_TAPS
-    s = _schedule_lines(outs, anchor, target, part=4 * lanes, share=strided or many)
-    fewer = _schedule_lines(outs, anchor, target, part=2 * lanes, share=many)
+    lanes, strided = vector_lanes(kernel.target), kernel.anchor.attrs.get("strides", (1,))[-1] > 1
+    many = constant_size([axis.extent for axis in kernel.anchor.reduce_axis]) > _FEW_TAPS
+    s = _schedule_lines(kernel, part=4 * lanes, share=strided or many)
+    fewer = _schedule_lines(kernel, part=2 * lanes, share=many)
     s.specialize_small(fewer)
-    fewer.specialize_small(_schedule_lines(outs, anchor, target, part=lanes, share=many))
+    fewer.specialize_small(_schedule_lines(kernel, part=lanes, share=many))
     return s
 
 
-def _schedule_lines(
-    outs: list[te.Tensor], operation: te.Operation, target: Target, part: int | None = None, share: bool = True
-) -> te.Schedule:
+def _schedule_lines(kernel: KernelFacts, part: int | None = None, *, share: bool = True) -> te.Schedule:
     """Schedule windows that span the last axis; with `share` adjacent windows share reductions across lines."""
-    s = te.create_schedule([out.op for out in outs])
+    s, operation, target = kernel.create_schedule(), kernel.anchor, kernel.target
     lanes, width = vector_lanes(target), constant_size([extent_of(operation.axis[-1])])
     if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
         operation = compare_as_integers(s, operation)
@@ -356,13 +333,24 @@ def _taps(reduced: te.Tensor) -> int:
 
 
 def _reduce_by_vectors(
-    s: te.Schedule, tensor: te.Tensor, outer: Sequence[te.IterVar] = (), lane: te.IterVar | None = None
-) -> None:
-    """Reorder the reduction of `tensor` to run over its window outside of vectors of its last axis, or of `lane`."""
+    s: te.Schedule, tensor: te.Tensor, outer: Sequence[te.IterVar] = (), lane: te.IterVar | None = None,
+    unrolled: int = MOST_TAPS,
+) -> None:  # fmt: skip
+    """Reorder the reduction of `tensor` to run over its window outside of vectors of its last axis, or of `lane`.
+
+    Windows of up to `unrolled` taps are unrolled.
+    """
     *data, last = s[tensor].op.axis
     window, lane = s[tensor].op.reduce_axis, last if lane is None else lane
     s[tensor].reorder(*data, *outer, *window, lane)
-    if constant_size([axis.extent for axis in window]) <= MOST_TAPS:
+    if constant_size([axis.extent for axis in window]) <= unrolled:
         for axis in window:
             s[tensor].unroll(axis)
     s[tensor].vectorize(lane)
+
+
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
+    ("columns of images", _columns),
+    ("lines", _lines),
+    ("vectors along the last dimension", _channels),
+)

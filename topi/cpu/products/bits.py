@@ -161,8 +161,7 @@ def schedule_quantize_blocks(outs: list[te.Tensor], anchor: te.Operation, target
         parallel(s, out, outer, 4.0 * constant_size(outs[0].shape), lanes)
         for reduced in reductions:
             s[reduced].compute_at(s[out], outer)
-            for partial in vectorize_reduction(s, reduced, lanes):
-                s[partial].compute_at(s[out], outer)
+            vectorize_reduction(s, reduced, lanes, (out, outer))
         if out.op is anchor:
             vectorize_elements(s, out, s[out].op.axis[-1], extent_of(s[out].op.axis[-1]), lanes)
     return s

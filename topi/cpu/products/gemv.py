@@ -8,12 +8,12 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Reduce, convert
 from relayc.te.tir.substitute import substitute
-from relayc.topi.candidates import Candidate, schedule_by
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import local_accumulator, operands, parallel
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.products.store_order import StoreOrder
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import at_precision_of, reads_in_place, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
@@ -41,46 +41,32 @@ def schedule_batch_matmul(outs: list[te.Tensor], anchor: te.Operation, target: T
     holds all rows of as many columns as there are registers for.
     """
     target = at_precision_of(target, anchor.output(0).dtype)
-    return schedule_by(_CANDIDATES, outs, anchor, target)
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
 
 
-def _stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    rows, columns, steps = [extent_of(axis) for axis in (*anchor.axis[-2:], *anchor.reduce_axis)]
-    if reads_in_place(target, rows, columns, steps, anchor.attrs["transpose_a"], anchor.attrs["transpose_b"]):
+def _stagewise(kernel: KernelFacts) -> te.Schedule | Refused:
+    rows, columns, steps = [extent_of(axis) for axis in (*kernel.anchor.axis[-2:], *kernel.anchor.reduce_axis)]
+    transposed = kernel.anchor.attrs["transpose_a"], kernel.anchor.attrs["transpose_b"]
+    if reads_in_place(kernel.target, rows, columns, steps, *transposed):
         return Refused("rows are so few that the right operand is read in place")
-    return schedule_stagewise(outs, anchor, target)
-
-
-def _columns_across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    if anchor.attrs["transpose_b"]:
-        return Refused("the right operand is transposed: the reduction is contiguous")
-    return _across(outs, anchor, target)
-
-
-def _several_columns(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    columns, steps = extent_of(anchor.axis[-1]), extent_of(anchor.reduce_axis[0])
-    if isinstance(steps, int) and isinstance(columns, int) and columns >= vector_lanes(target):
-        return _by_lanes(outs, anchor, target)
-    return Refused("dynamic sizes, or fewer columns than a vector has lanes")
+    return stage_by_stage(kernel)
 
 
 def _work(out: te.Tensor, anchor: te.Operation) -> float:
     return 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
 
 
-def _along(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def _along(kernel: KernelFacts) -> te.Schedule:
     """Each result on its own, as a sum of vectors."""
-    s = te.create_schedule([out.op for out in outs])
-    inline_injective(s, outs, keep=[anchor])
-    out, lanes = outs[0], vector_lanes(target)
+    s, anchor, out, lanes = kernel.create_schedule(), kernel.anchor, kernel.out, vector_lanes(kernel.target)
+    inline_injective(s, kernel.outs, keep=[anchor])
     result = local_accumulator(s, anchor, out)
     *batch, row, column = s[out].op.axis
     s[out].reorder(*batch, column, row)
     each = s[out].fuse(*batch, column)
     parallel(s, out, each, _work(out, anchor), lanes)
     s[result].compute_at(s[out], row)
-    for partial in vectorize_reduction(s, result, lanes):
-        s[partial].compute_at(s[out], row)
+    vectorize_reduction(s, result, lanes, (out, row))
     return s
 
 
@@ -123,8 +109,7 @@ def single_column(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     s[used].vectorize(inner)
     parallel(s, out, row, _work(out, anchor), lanes)
     s[result].compute_at(s[out], row)
-    for partial in vectorize_reduction(s, result, lanes):
-        s[partial].compute_at(s[out], row)
+    vectorize_reduction(s, result, lanes, (out, row))
     return s
 
 
@@ -134,10 +119,13 @@ def _columns_per_step(rows: int, lanes: int, target: Target) -> int:
     return min(1 << (most.bit_length() - 1), _COLUMNS, lanes)
 
 
-def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def _several_columns(kernel: KernelFacts) -> te.Schedule | Refused:
     """A vector of results at a time: a vector accumulator for each, whose lanes are reduced together."""
-    s = te.create_schedule([out.op for out in outs])
-    out, lanes = outs[0], vector_lanes(target)
+    anchor, target, lanes = kernel.anchor, kernel.target, vector_lanes(kernel.target)
+    columns, steps = extent_of(anchor.axis[-1]), extent_of(anchor.reduce_axis[0])
+    if not isinstance(steps, int) or not isinstance(columns, int) or columns < lanes:
+        return Refused("dynamic sizes, or fewer columns than a vector has lanes")
+    s = kernel.create_schedule()
     rows = constant_size([extent_of(anchor.axis[-2])])
     sums, vectors = _lane_sums(s, anchor, lanes)
     out = s.outputs[0].output(0)
@@ -173,11 +161,13 @@ def _by_lanes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te
     return s
 
 
-def _across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+def _columns_across(kernel: KernelFacts) -> te.Schedule | Refused:
     """For a row-major right operand: tiles of all rows by as many columns as there are registers for."""
-    s = te.create_schedule([out.op for out in outs])
-    inline_injective(s, outs, keep=[anchor])
-    out, lanes = outs[0], vector_lanes(target)
+    anchor, out, lanes = kernel.anchor, kernel.out, vector_lanes(kernel.target)
+    if anchor.attrs["transpose_b"]:
+        return Refused("the right operand is transposed: the reduction is contiguous")
+    s = kernel.create_schedule()
+    inline_injective(s, kernel.outs, keep=[anchor])
     rows, columns = [extent_of(axis) for axis in anchor.axis[-2:]]
     assert isinstance(rows, int) and isinstance(columns, int)
     result = local_accumulator(s, anchor, out)
@@ -196,7 +186,7 @@ def _across(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.S
     return s
 
 
-_CANDIDATES: tuple[Candidate, ...] = (
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
     ("stage by stage", _stagewise),
     ("columns of the right operand in vectors", _columns_across),
     ("sums of the lanes of several columns", _several_columns),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
-from relayc.te.ir.decisions import note
+from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir import Dim, IterVar, PrimExpr
 from relayc.te.tir.substitute import substitute
+from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.reduction import (
@@ -16,7 +17,7 @@ from relayc.topi.cpu.reductions.reduction import (
     schedule_across,
     schedule_along,
 )
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.reduction import largest_number, smallest_number
@@ -47,31 +48,39 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     reducing pairs of value and position takes many. Along a strided axis a block of adjacent columns is taken
     together. Rows that no cache holds are split into parts, among whose extrema the same is done.
     """
-    if "axes" not in anchor.attrs:  # of windows
-        return schedule_stagewise(outs, anchor, target)
-    lanes = vector_lanes(target)
+    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
+
+
+def _two_passes(kernel: KernelFacts) -> te.Schedule | Refused:
+    anchor, outs, target = kernel.anchor, kernel.outs, kernel.target
+    if "axes" not in anchor.attrs:
+        return Refused("windows are searched")
     extents = [extent_of(axis) for axis in anchor.reduce_axis]
-    length, last = constant_size(extents), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
+    length, last = constant_size(extents), constant_size([extent_of(a) for a in kernel.out.op.axis[-1:]])
     along, is_static = anchor.attrs["reduces_last_axis"], all(isinstance(d, int) for d in extents)
     in_range = length < _MOST if is_static else len(extents) == 1 and not anchor.attrs["last"]
-    worthwhile = in_range and (along or last >= lanes)
+    if not in_range or not (along or last >= vector_lanes(target)):
+        return Refused(f"positions may exceed {_MOST}, or there are fewer columns than a vector has lanes")
     positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
-    if not worthwhile or len(outs) > 1 or len(positions) != 1:
-        return schedule_stagewise(outs, anchor, target)
+    if not kernel.has_one_result or len(positions) != 1:
+        return Refused("there are several results")
     assert isinstance(anchor, te.ComputeOp)
-    s = te.create_schedule([outs[0].op])
+    s, position = kernel.create_schedule(), positions[0].output(0)
     inline_injective(s, outs, keep=[anchor])
     search = _Search(anchor, target)
-    at_once = len(extents) == 1 and (search.fits or not is_static) and bool(outs[0].op.axis)
+    at_once = len(extents) == 1 and (search.fits or not is_static) and bool(kernel.out.op.axis)
     note("position", "two passes" if at_once else "parts", along_memory=along)
     if at_once:
-        passes = search.at_once(s, positions[0].output(0))
+        passes = search.at_once(s, position)
         (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
     elif along:
-        search.in_one_part(s, positions[0].output(0), target)
+        search.in_one_part(s, position, target)
     else:
-        search.by_parts(s, positions[0].output(0), target)
+        search.by_parts(s, position, target)
     return s
+
+
+_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (("two passes", _two_passes), ("stage by stage", stage_by_stage))
 
 
 class _Search:
@@ -134,10 +143,8 @@ class _Search:
 
         def plain(*i: Any) -> PrimExpr:
             at = place(*i)
-            return te.cast(
-                position.dtype,
-                te.select(self._is_marked(at), at - self.length if self.last else at + self.length, at),
-            )
+            shifted = at - self.length if self.last else at + self.length
+            return te.cast(position.dtype, te.select(self._is_marked(at), shifted, at))
 
         s.recompute(position, te.compute(position.shape, plain, name=position.op.name, tag=position.op.tag))
 
@@ -148,9 +155,8 @@ class _Search:
         def place(*i: Any) -> PrimExpr:
             return self._preferred(self._place(self._element(i, [j.var]), best(*i), j.var), [j])
 
-        best = te.compute(
-            position.shape, lambda *i: self._extreme(self._element(i, [k.var]), [k]), name=f"{name}_value"
-        )
+        value = lambda *i: self._extreme(self._element(i, [k.var]), [k])  # noqa: E731
+        best = te.compute(position.shape, value, name=f"{name}_value")
         where = te.compute(position.shape, place, name=f"{name}_place")
         self._replace(s, position, where)
         return s.current(best), s.current(where)
@@ -167,46 +173,33 @@ class _Search:
 
         Other parts are read once. Extrema propagate NaN.
         """
-        name, shape = self.anchor.name, self._parts()
+        shape = self._parts()
         counts = [constant_size([shape[a]]) for a in self.axes]
         extreme = te.max if self.anchor.attrs["largest"] else te.min
 
-        def preferred(x: PrimExpr, result: PrimExpr, at: Any, ks: Sequence[IterVar], where: Any = None) -> PrimExpr:
-            found = te.any(x == result, te.isnan(x)) if x.dtype.is_float else x == result
+        def preferred(x: PrimExpr, best: PrimExpr, at: Any, ks: Sequence[IterVar], where: Any = None) -> PrimExpr:
+            found = te.any(x == best, te.isnan(x)) if x.dtype.is_float else x == best
             return self._preferred(te.select(found, at, self.neutral), ks, where)
+
+        def value(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: Any) -> PrimExpr:
+            return extreme(self._of_part(part, at), axis=list(ks), where=where)
+
+        def part_of(i: Sequence[Any], part: Sequence[Any], ks: Sequence[IterVar]) -> PrimExpr:
+            number = ravel_index([part[a] for a in self.axes], counts)
+            return preferred(values(*part), result(*i), number, ks)
 
         def place(i: Sequence[Any], part: Sequence[Any], at: Sequence[Any], ks: Any, where: Any) -> PrimExpr:
             return preferred(self._of_part(part, at), result(*i), ravel_index(at, self.extents), ks, where)
-
-        values = te.compute(
-            shape,
-            self._over_part(lambda part, at, ks, where: extreme(self._of_part(part, at), axis=list(ks), where=where)),
-            name=f"{name}_value",
-            attrs=self.attrs,
-        )
-        result = te.compute(
-            position.shape,
-            self._over_parts(shape, lambda _, part, ks: extreme(values(*part), axis=list(ks))),
-            name=f"{name}_value_of_parts",
-            attrs=self.attrs,
-        )
-        chosen = te.compute(
-            position.shape,
-            self._over_parts(
-                shape,
-                lambda i, part, ks: preferred(
-                    values(*part), result(*i), ravel_index([part[a] for a in self.axes], counts), ks
-                ),
-            ),
-            name=f"{name}_part",
-            attrs=self.attrs,
-        )
 
         def place_in_part(*i: Any) -> PrimExpr:
             part = self._part(i, dict(zip(self.axes, unravel_index(chosen(*i), counts), strict=True)))
             return self._over_part(lambda *found: place(i, *found))(*part)
 
-        found = te.compute(position.shape, place_in_part, name=f"{name}_place", attrs=self.attrs)
+        values = self._stage("value", shape, self._over_part(value))
+        of_values = lambda _, part, ks: extreme(values(*part), axis=list(ks))  # noqa: E731
+        result = self._stage("value_of_parts", position.shape, self._over_parts(shape, of_values))
+        chosen = self._stage("part", position.shape, self._over_parts(shape, part_of))
+        found = self._stage("place", position.shape, place_in_part)
         self._replace(s, position, found)
         for stage in (values, result, chosen):
             schedule_along(s, stage, stage, target)
@@ -214,7 +207,7 @@ class _Search:
 
     def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
         """Run both passes over each part, and both over the results of the parts."""
-        name, shape = self.anchor.name, self._parts()
+        shape = self._parts()
 
         def extreme(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: PrimExpr | None) -> PrimExpr:
             return self._extreme(self._of_part(part, at), ks, where)
@@ -228,25 +221,21 @@ class _Search:
             here = te.any(values(*part) == result, self._is_marked(at))
             return self._preferred(te.select(here, at, self.neutral), ks)
 
-        best = te.compute(shape, self._over_part(extreme), name=f"{name}_value", attrs=self.attrs)
-        where = te.compute(shape, self._over_part(place), name=f"{name}_place", attrs=self.attrs)
-        places, values = te.compute(shape, lambda *i: (where(*i), best(*i)), name=f"{name}_parts")
-        result = te.compute(
-            position.shape,
-            self._over_parts(shape, lambda _, part, ks: self._extreme(values(*part), ks)),
-            name=f"{name}_value_of_parts",
-            attrs=self.attrs,
-        )
-        found = te.compute(
-            position.shape,
-            self._over_parts(shape, lambda i, part, ks: place_of_parts(result(*i), part, ks)),
-            name=f"{name}_place_of_parts",
-            attrs=self.attrs,
-        )
+        best = self._stage("value", shape, self._over_part(extreme))
+        where = self._stage("place", shape, self._over_part(place))
+        places, values = te.compute(shape, lambda *i: (where(*i), best(*i)), name=f"{self.anchor.name}_parts")
+        of_values = lambda _, part, ks: self._extreme(values(*part), ks)  # noqa: E731
+        of_places = lambda i, part, ks: place_of_parts(result(*i), part, ks)  # noqa: E731
+        result = self._stage("value_of_parts", position.shape, self._over_parts(shape, of_values))
+        found = self._stage("place_of_parts", position.shape, self._over_parts(shape, of_places))
         self._replace(s, position, found)
         self._schedule_parts(s, places, (best, where), target)
         schedule_across(s, result, result, target)
         schedule_across(s, s.outputs[0].output(0), found, target)
+
+    def _stage(self, what: str, shape: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
+        """A stage with the attributes of the anchor that tell how it reduces."""
+        return te.compute(shape, element, name=f"{self.anchor.name}_{what}", attrs=self.attrs)
 
     def _of_part(self, part: Sequence[Any], at: Sequence[Any]) -> PrimExpr:
         """Return the element of a part at positions `at` along the anchor's axes."""

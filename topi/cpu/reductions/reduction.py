@@ -8,6 +8,7 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
+from relayc.topi.cpu.column_blocks import vectorize_columns
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import (
@@ -68,9 +69,12 @@ def _reduces_last_axis(op: te.Operation) -> bool:
     return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
-def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
+def vectorize_reduction(
+    s: te.Schedule, tensor: te.Tensor, lanes: int, at: tuple[te.Tensor, te.IterVar] | None = None
+) -> list[te.Tensor]:
     """Split the innermost reduction axis into vectors of partial results; returns the tensors of partial results.
 
+    These are computed at a loop of a tensor, `at`, or by default where the results are, outside of all their loops.
     Several vectors are reduced to one, that to quarters, and those to lanes. Contiguous axes ("reduces_trailing_axes")
     are fused. The list is empty, and the reduction stays scalar, when the axis is too short or several results depend
     on each other. Dynamic lengths are assumed to be long enough.
@@ -96,6 +100,9 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
         partial.append(_rfactor_lanes(s, tensor, lane))
         s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
     s[tensor].unroll(s[tensor].op.reduce_axis[0])
+    if at is not None:
+        for stage in partial:
+            s[stage].compute_at(s[at[0]], at[1])
     return partial
 
 
@@ -185,10 +192,7 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
         part, *data = s[shared].op.axis
         row = s[shared].fuse(part, *data)
         parallel(s, shared, row, work, lanes)
-        partials = vectorize_reduction(s, shared, lanes)
-        for partial in partials:
-            s[partial].compute_at(s[shared], row)
-        _prefetch_along(s, partials, target)
+        _prefetch_along(s, vectorize_reduction(s, shared, lanes, (shared, row)), target)
         return True
 
     def one_row() -> Serves | Refused:
@@ -208,17 +212,12 @@ def _reduce_rows(
 ) -> Serves:
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, work, lanes)
-    behind = s[result].op is not s[out].op
-    if behind:
+    at = out, row
+    if s[result].op is not s[out].op:
         s[result].set_scope("local")
         s[result].compute_at(s[out], row)
-    partials = vectorize_reduction(s, result, lanes)
-    for partial in partials:
-        if behind:
-            s[partial].compute_at(s[result], s[result].op.axis[-1])
-        else:
-            s[partial].compute_at(s[out], row)
-    _prefetch_along(s, partials, target)
+        at = result, s[result].op.axis[-1]
+    _prefetch_along(s, vectorize_reduction(s, result, lanes, at), target)
     return True
 
 
@@ -277,13 +276,9 @@ def schedule_across(
         together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
         _prefetch_ahead(s, *add_up_lines(s, accumulator, together), target)
         return
-    *data, column = s[accumulator].op.axis
-    *before, part = s[accumulator].op.reduce_axis
-    vectors, lane = s[accumulator].split(column, factor=lanes)
-    s[accumulator].reorder(*data, *before, part, vectors, lane)
-    s[accumulator].vectorize(lane)
+    vectorize_columns(s, accumulator, lanes)
     s[narrow].set_scope("local")
-    s[narrow].compute_at(s[accumulator], part)
+    s[narrow].compute_at(s[accumulator], s[accumulator].op.reduce_axis[-1])
     add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
@@ -336,13 +331,9 @@ def pass_along(
     for result in passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], row)
-        partials = vectorize_reduction(s, result, lanes)
-        for partial in partials:
-            s[partial].compute_at(s[out], row)
+        partials = vectorize_reduction(s, result, lanes, (out, row))
     if speculation is not None:
-        partials = vectorize_reduction(s, speculation, lanes)
-        for partial in partials:
-            s[partial].compute_at(s[speculation], s[speculation].op.axis[-1])
+        partials = vectorize_reduction(s, speculation, lanes, (speculation, s[speculation].op.axis[-1]))
     if partials:
         once = speculation is not None or len(passes) == 1
         loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
