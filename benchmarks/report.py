@@ -208,7 +208,7 @@ def bfloat16(machine: str) -> Rows:
 
 def language_models(records: Sequence[Record]) -> Rows:
     """Decode and prefill of a language model by formats: ratios to the fastest peer, and relayc's shares of roofs."""
-    timed = [r for r in records if "relayc_roof" in r]
+    timed = [r for r in {r["case"]: r for r in records}.values() if "relayc_roof" in r]
     kinds, cells = [list(dict.fromkeys(r[key] for r in timed)) for key in ("kind", "cell")]
     found = {(r["cell"], r["kind"]): f"{r['ratio']:.2f} ({r['relayc_roof']:.0%})" for r in timed if "ratio" in r}
     rows = [[cell, *[found.get((cell, kind), "-") for kind in kinds]] for cell in cells]

@@ -173,6 +173,15 @@ def test_dynamic_quantize_mat_mul(signed, per_column):
     check("DynamicQuantizeMatMul", inputs[:3], plain.astype(np.float32), weights=[1, 2], atol=1e-3)
 
 
+def test_dynamic_quantization_rounds_as_onnxruntime_does():
+    """Bit for bit: the scale is a quotient, values are divided by it, and exact sums are multiplied by one scale."""
+    x, b = normal(33, 1024), rng.integers(-127, 128, (1024, 48)).astype(np.int8)
+    scale = rng.uniform(0.001, 0.002, 48).astype(np.float32)
+    values, x_scale, x_zero = quantized_range(x)
+    sums = ((values - x_zero) @ b.astype(np.int64)).astype(np.float32)
+    check("DynamicQuantizeMatMul", [x, b, scale], sums * (x_scale * scale), weights=[1, 2], rtol=0.0, atol=0.0)
+
+
 @pytest.mark.parametrize("kinds", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)])
 def test_mat_mul_integer_to_float(kinds):
     a = rng.integers(0, 100, (3, 4, 8)).astype(kinds[0])
