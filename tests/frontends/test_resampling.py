@@ -37,6 +37,7 @@ def apply(x: np.ndarray, how: Resampling, out: int) -> np.ndarray:
     return (taps.weights * x[taps.indices]).sum(axis=0)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(("extent", "out"), [(4, 7), (7, 4), (5, 10), (6, 3), (3, 1), (1, 4), (5, 5)])
 def test_interpolation(coordinates: str, extent: int, out: int) -> None:

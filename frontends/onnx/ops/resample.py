@@ -163,7 +163,8 @@ def known_taps(
     how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)
 ) -> KnownTaps:
     """The taps that resample an axis of `extent` elements to `out`, but for those whose weights all are 0."""
-    indices, weights, outside = _table(_ARRAYS, how, extent, out, scale, how.width(scale), roi)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of a single output, which is chosen apart
+        indices, weights, outside = _table(_ARRAYS, how, extent, out, scale, how.width(scale), roi)
     kept = np.any(weights != 0.0, axis=0)
     return KnownTaps(indices.T[kept], weights.T[kept], outside)
 
