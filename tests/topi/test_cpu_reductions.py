@@ -10,6 +10,7 @@ import pytest
 from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.te.ir import collect
+from relayc.te.ir.decisions import recording
 from relayc.te.tir import BufferLoad, For, ForKind, Ramp
 from relayc.topi.registry import schedule_for
 
@@ -503,3 +504,37 @@ def test_positions_of_extrema_along_a_dynamic_dimension(last, kind, axis):
         result = backend.nd.empty(expected.shape, out.dtype)
         function(backend.nd.array(a), result)
         np.testing.assert_array_equal(result.numpy(), shape[axis] - 1 - expected if last else expected)
+
+
+@pytest.mark.parametrize(
+    ("subject", "make", "choice", "refused"),
+    [
+        ("schedule of lrn", lambda x: topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0), "window in registers", {}),
+        (
+            "schedule of lrn", lambda x: topi.nn.lrn(x, 17, 1, 1e-4, 0.75, 2.0), "stage by stage",
+            {"window in registers": "a window of 17 channels"},
+        ),
+        (
+            "schedule of comm_reduce_idx", lambda x: topi.argmax(x, 1), "stage by stage",
+            {"two passes": "fewer columns than a vector has lanes"},
+        ),
+        ("schedule of log_sum_exp", lambda x: topi.log_sum_exp(x, 1), "maximum, then sum", {}),
+    ],
+)  # fmt: skip
+def test_candidates_that_do_not_serve_say_why(subject, make, choice, refused) -> None:
+    x = te.placeholder((2, 32, 9, 4), "float32", "x")
+    with recording() as decisions:
+        schedule_for([make(x)], Target("llvm -mcpu=x86-64-v4 -num-cores=1"))
+    decision = next(d for d in decisions if d.subject == subject)
+    reasons = dict(decision.refused)
+    assert decision.choice == choice and all(text in reasons[name] for name, text in refused.items())
+
+
+@pytest.mark.parametrize(("stride", "choice"), [(2, "unrolled"), (100, "loops")])
+def test_taps_of_overlap_add_are_unrolled_if_they_are_few(stride: int, choice: str) -> None:
+    windows = te.placeholder((1, 8, 1, 2 * stride, 16), "float32", "windows")
+    total = topi.nn.overlap_add(windows, (9 * stride,), (stride,), (1,), (0,))
+    with recording() as decisions:
+        schedule_for([total], Target("llvm -mcpu=x86-64-v4 -num-cores=1"))
+    decision = next(d for d in decisions if d.subject == "taps")
+    assert (decision.choice, bool(decision.refused)) == (choice, choice == "loops")
