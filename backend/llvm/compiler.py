@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import llvmlite.binding as llvm
 from relayc.backend.fold_lanes import fold_lanes
 from relayc.backend.llvm.code_cache import CodeCache
 from relayc.backend.llvm.codegen import EmittedModule, Machine, emit_module
+from relayc.backend.llvm.pass_selection import is_scheduled, is_sequence_of_calls
 from relayc.backend.llvm.peephole import select_instructions
 from relayc.backend.llvm.pipeline import Pipeline, lent_pipeline
 from relayc.backend.llvm.runtime import FunctionEntry, ObjectCode
@@ -91,27 +91,16 @@ class Compiler:
     @contextmanager
     def _optimized(self, text: str) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
         """Optimise assembly in a context of its own, to which its types and constants belong."""
-        level = 0 if _is_sequence_of_calls(text) else self.target.get("opt-level", 3)
+        level = 0 if is_sequence_of_calls(text) else self.target.get("opt-level", 3)
+        # On AArch64 the register allocator spills after these passes, and does not after all of LLVM's.
+        scheduled = level > 0 and "sse2" in self.target.features and is_scheduled(text)
         with (
-            lent_pipeline(self.target, level) as pipeline,
+            lent_pipeline(self.target, level, scheduled) as pipeline,
             llvm.create_context() as context,
             llvm.parse_assembly(text, context) as module,
         ):
             pipeline.optimize(module)
             yield pipeline, module
-
-
-_RUNS_MANY_TIMES = re.compile(r" = phi (?!i1 )|  store (?!ptr |i64 )")
-"""Loops, and stores of elements, in emitted assembly; addresses and sizes are stored for tasks of a parallel region."""
-
-
-def _is_sequence_of_calls(text: str) -> bool:
-    """Does an emitted module only call kernels, as the entry of a graph does?
-
-    Passes would find little to improve there: each instruction runs once in a run. But they and register allocation
-    would take 0.4 ms for each of the calls, of which a graph may have thousands.
-    """
-    return _RUNS_MANY_TIMES.search(text) is None
 
 
 def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:

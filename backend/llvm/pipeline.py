@@ -40,11 +40,12 @@ _library.LLVMPY_TargetMachineEmitToMemory.restype = ffi.LLVMMemoryBufferRef
 class Pipeline:
     """LLVM's optimiser and code generator for one target and level of optimisation. Reads mtriple, mcpu and mattr.
 
-    Used by one thread at a time, on modules in contexts of their own.
+    `scheduled`: for modules whose loops are vectorised, with local buffers that become registers. Used by one thread at
+    a time, on modules in contexts of their own.
     """
 
-    def __init__(self, target: Target, level: int) -> None:
-        self._level = level
+    def __init__(self, target: Target, level: int, scheduled: bool = False) -> None:
+        self._level, self._scheduled = level, scheduled
         self.triple: str = target.get("mtriple")
         self._machine = _machine(target, self._level)
         self._data_layout = str(self._machine.target_data)
@@ -55,7 +56,7 @@ class Pipeline:
         """Run the optimisation passes on a module."""
         module.triple, module.data_layout = self.triple, self._data_layout
         builder = self._pass_builder()
-        passes = builder.getModulePassManager()
+        passes = _scheduled_passes() if self._scheduled else builder.getModulePassManager()
         _library.LLVMPY_RunNewModulePassManager(passes, module, builder)
         _free(passes)
 
@@ -91,17 +92,34 @@ class Pipeline:
         return self._builder
 
 
+def _scheduled_passes() -> llvm.ModulePassManager:
+    """What LLVM's optimiser has to do for scheduled loops over vectors.
+
+    Register tiles become registers, and equal loads and addresses are computed once, across barriers too, since it is
+    inferred which arguments are only read. Tests of one condition for each element of a tile become one branch.
+    """
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_post_order_function_attributes_pass()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_new_gvn_pass()
+    passes.add_jump_threading_pass()
+    passes.add_simplify_cfg_pass()
+    return passes
+
+
 @contextmanager
-def lent_pipeline(target: Target, level: int) -> Generator[Pipeline]:
-    """Borrow an unused pipeline for a target and a level of optimisation, 0 to 3.
+def lent_pipeline(target: Target, level: int, scheduled: bool = False) -> Generator[Pipeline]:
+    """Borrow an unused pipeline for a target and a level of optimisation, 0 to 3; `scheduled` as for `Pipeline`.
 
     Raises `CompileError` for a triple that LLVM does not know.
     """
-    free = _free_pipelines(target, level)
+    free = _free_pipelines(target, level, scheduled)
     try:
         pipeline = free.pop()
     except IndexError:
-        pipeline = Pipeline(target, level)
+        pipeline = Pipeline(target, level, scheduled)
     try:
         yield pipeline
     finally:
@@ -109,8 +127,8 @@ def lent_pipeline(target: Target, level: int) -> Generator[Pipeline]:
 
 
 @lru_cache(maxsize=8)
-def _free_pipelines(target: Target, level: int) -> list[Pipeline]:
-    """The pipelines of a target and a level that are not in use."""
+def _free_pipelines(target: Target, level: int, scheduled: bool) -> list[Pipeline]:
+    """The pipelines of a target, a level and a kind of modules that are not in use."""
     return []
 
 

@@ -10,10 +10,12 @@ import sys
 import numpy as np
 import pytest
 
+from relayc import te
 from relayc.backend.cache import default_cache
 from relayc.backend.llvm.build import Builder, build
 from relayc.backend.llvm.code_cache import CodeCache
 from relayc.backend.llvm.compiler import Compiler
+from relayc.backend.llvm.pass_selection import is_scheduled
 from relayc.backend.llvm.pool_code import pool_object
 from relayc.backend.llvm.runtime import LLVMModule, ObjectCode, check_machine, load_from_bytes
 from relayc.backend.runtime import nd
@@ -80,6 +82,49 @@ def test_sequences_of_calls_are_compiled_without_optimisation(host):
     assert as_emitted.count("call void @kernel(") == 3
     assert "tail call" not in as_emitted
     assert " x float>" in compiler.optimized_text(compiler.emit([scale("loop", 2.0)]).text)
+
+
+def tile(is_unrolled: bool) -> PrimFunc:
+    """A product with its sums in a local buffer, which is read at constant places or in a loop; of one operand, what
+    is past column 60 counts as zero."""
+    a, b = te.placeholder((8, 60), name="a"), te.placeholder((64, 16), name="b")
+    k = te.reduce_axis((0, 64), "k")
+    c = te.compute((8, 16), lambda i, j: te.sum(te.if_then_else(k < 60, a[i, k], 0.0) * b[k, j], k), name="c")
+    s = te.create_schedule([c.op])
+    sums = s.cache_write(c, "local")
+    rows, columns = s[sums].op.axis
+    s[sums].reorder(k, rows, columns)
+    s[sums].unroll(rows)
+    s[sums].vectorize(columns)
+    if is_unrolled:
+        s[c].unroll(s[c].op.axis[0])
+    s[c].vectorize(s[c].op.axis[1])
+    return te.lower(s, [a, b, c])["main"]
+
+
+@pytest.mark.parametrize("is_unrolled", [True, False])
+def test_scheduled_loops_are_compiled_with_few_passes(is_unrolled: bool):
+    """Only if these make registers of their local buffers; equal conditions become one branch all the same."""
+    compiler = Compiler(Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell"))
+    emitted = compiler.emit([tile(is_unrolled)]).text
+    text = compiler.optimized_text(emitted)
+    assert ("tail call" not in text) == is_unrolled, "LLVM's whole pipeline marks tail calls"
+    assert "alloca" not in text
+    assert emitted.count("br i1") > 32 and text.count("br i1") <= 8
+
+
+@pytest.mark.parametrize(("dtype", "is_local", "expected"), [
+    ("float32", True, True), ("float32", False, False), ("int32", True, False), ("int32", False, False),
+])  # fmt: skip
+def test_loops_that_llvm_would_vectorize_take_all_passes(dtype: str, is_local: bool, expected: bool):
+    """Sums of integers, in whatever place, but not of floats, whose order is kept."""
+    a, k = te.placeholder((8, 64), dtype, "a"), te.reduce_axis((0, 64), "k")
+    c = te.compute((8,), lambda i: te.sum(a[i, k], k), name="c")
+    s = te.create_schedule([c.op])
+    if is_local:
+        s[s.cache_write(c, "local")].compute_at(s[c], c.op.axis[0])
+    compiler = Compiler(Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell"))
+    assert is_scheduled(compiler.emit([te.lower(s, [a, c])["main"]]).text) == expected
 
 
 def test_corrupt_bytes_are_rejected(module):
