@@ -24,7 +24,7 @@ from relayc.te.tir.analysis import accumulated_value, is_loaded_by
 
 __all__ = ["broadcast_factor", "unroll_factor"]
 
-_MIN_TILE, _MAX_TILE, _MAX_UNROLLED = 8, 32, 224
+_MIN_TILE, _MAX_TILE, _MAX_UNROLLED = 8, 32, 128
 """Multiply-adds per iteration of a register tile, at least and at most (more exceed the registers, so the body is
 several steps already), and per unrolled iteration at most."""
 _MAX_STEPS = 8
