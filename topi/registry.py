@@ -117,6 +117,10 @@ def _find(tag: str, target: Target) -> _Entry | None:
     return None
 
 
+def _static_sizes(tensor: te.Tensor) -> list[int]:
+    return [d for d in tensor.shape if isinstance(d, int)]
+
+
 def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
     """The first of `schedules_for`: that of the anchor."""
     return next(schedules_for(outs, target))
@@ -126,8 +130,8 @@ def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule
     """Schedules of the group that computes `outs`, made lazily, the anchor's first.
 
     Those of operations of lower rank follow, then the one registered for the tag "default", which is the first for a
-    group without an anchor. A caller takes the next where a kernel exceeds a limit of the target. Raises CompileError
-    when the target has none.
+    group without an anchor, and the only one for a group without elements to compute. A caller takes the next where a
+    kernel exceeds a limit of the target. Raises CompileError when the target has none.
     """
     operations = operations_behind(outs)
     found = [(_find(op.tag, target), op) for op in reversed(operations) if op.input_tensors or op.tag]
@@ -140,6 +144,8 @@ def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule
         raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
                            "register one with topi.register_schedule")  # fmt: skip
     tried: set[int] = set()
+    if default is not None and all(0 in _static_sizes(tensor) for tensor in outs):
+        ranked = ranked[-1:]
     for entry, anchor in ranked:
         if id(entry.function) not in tried:
             tried.add(id(entry.function))

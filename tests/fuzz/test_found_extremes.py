@@ -13,6 +13,7 @@ from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
+from relayc.te.tir import SizeVar
 from tests.fuzz.extremes import extreme_model
 from tests.fuzz.test_mutated_models import attempt
 
@@ -54,3 +55,13 @@ def test_a_new_shape_of_too_many_dimensions_is_named_at_once():
     graph = helper.make_graph([node], "g", [x, shape], [y])
     with pytest.raises(OnnxImportError, match=r"node 'node' .*: a new shape of 2147483647 dimensions"):
         from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+
+
+@pytest.mark.parametrize("operator", [relay.op.argmax, relay.op.argmin, relay.op.sum, relay.op.max])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_reductions_whose_results_are_empty_have_no_schedule_of_their_own(operator, dtype):
+    """The schedule of ArgMax divided by the bytes of a line, none, where another size of the result was open."""
+    x = relay.var("x", (4, 2, 0, SizeVar("n")), dtype)
+    model = relay.build(relay.Function((x,), operator(x, axis=(0,), keepdims=True)))
+    executor = GraphModule(model["default"](device("cpu")))
+    assert executor(np.ones((4, 2, 0, 3), dtype))[0].shape == (1, 2, 0, 3)
