@@ -75,9 +75,12 @@ def _change_attribute(rng: random.Random, model: ModelProto, feeds: Feeds) -> No
 
 
 def _change_constant(rng: random.Random, model: ModelProto, feeds: Feeds) -> None:
-    """An element of a constant, such as the axes or sizes of a node, or all of it."""
+    """An element of a constant, such as the axes or sizes of a node, or all of it; not the number of turns of a loop,
+    which is how long the model is to run."""
     tensors = [*model.graph.initializer, *[a.t for n in model.graph.node for a in n.attribute if a.HasField("t")]]
-    tensors = [t for t in tensors if t.data_type in (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)]
+    kinds = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)
+    turns = {node.input[0] for node in model.graph.node if node.op_type == "Loop"}
+    tensors = [t for t in tensors if t.data_type in kinds and max(t.dims, default=1) < 2**16 and t.name not in turns]
     if not tensors:
         return
     tensor = rng.choice(tensors)
