@@ -46,10 +46,13 @@ def compile_onnx(
     `from_onnx` and `relay.build` raise.
     """
     model = model_parts(model) or model  # a program's weights are taken out of it once
-    kept = None if caches is None else caches if isinstance(caches, str) else tuple(sorted(caches.items()))
-    explains = bool((config or {}).get("relay.explain"))  # what the cache holds doesn't say why
-    of_cache = (model, target, shape, opt_level, config, mod_name, (kept, last_position))
-    entry = None if explains else model_entry(*of_cache)
+    asked = (shape, config, None if isinstance(caches, str) else caches)
+    entry = None
+    if all(values is None or isinstance(values, Mapping) for values in asked):  # others are errors of the compiler
+        kept = tuple(sorted(caches.items(), key=repr)) if isinstance(caches, Mapping) else caches
+        explains = (config or {}).get("relay.explain")  # what the cache holds doesn't say why
+        of_cache = (model, target, shape, opt_level, config, mod_name, (kept, last_position))
+        entry = None if explains else model_entry(*of_cache)
     found = None if entry is None else entry.find(huge_pages)
     if found is not None:
         logger().info("model %r is in the cache, for %s", mod_name, found.graph.target)
@@ -59,7 +62,7 @@ def compile_onnx(
     compiler = import_module("relayc.frontends.onnx.compiling")
     # a new context: none that the caller has entered is part of the key
     compiled = Context().run(
-        compiler.compiled, model, target, shape, opt_level, dict(config or {}), mod_name, progress, caches,
+        compiler.compiled, model, target, shape, opt_level, config, mod_name, progress, caches,
         last_position,
     )  # fmt: skip
     logger().info("model %r was compiled for %s", mod_name, compiled.graph.target)

@@ -130,7 +130,8 @@ def model_entry(
         digest = _digest(model) if path is None else _hash_of(path, cache)
     except (OSError, TypeError):
         return None
-    asked = (str(target), sorted((shape or {}).items()), opt_level, sorted(options.items()), name, decoding)
+    given = [sorted(values.items(), key=repr) for values in (shape or {}, options)]
+    asked = (str(target), *given, opt_level, name, decoding)
     machine = (installed_llvm(), available_cpus(), _cache_sizes(), [_stamp(package) for package in _PACKAGES])
     key = "\0".join([_FORMAT, source_version(), repr(machine), repr(asked), _tuned(cache, options), digest])
     return ModelEntry(cache, key, path, began)

@@ -59,7 +59,10 @@ class TensorType(Type):
 
     def __new__(cls, shape: Sequence[Dim], dtype_: str = "float32") -> TensorType:
         shape = tuple(shape)
-        found = cls._interned.get((shape, dtype_))
+        try:
+            found = cls._interned.get((shape, dtype_))
+        except TypeError:  # what has no hash is no dimension or name: refused below
+            found = None
         if found is not None:
             return found
         if len(shape) > MAX_RANK:

@@ -31,7 +31,9 @@ def check_names(passed: Any, what: str) -> Sequence[str]:
 
 
 def check_text(passed: Any, what: str) -> str:
-    """The string `what`. Raises CompileError for anything else."""
+    """The string `what`. Raises CompileError for anything else, and for characters that UTF-8 does not have."""
     if not isinstance(passed, str):
         raise CompileError(f"{what} is {passed!r}; expected a string")
+    if passed.encode(errors="ignore").decode() != passed:
+        raise CompileError(f"{what} is {passed!r}; expected characters that UTF-8 has")
     return passed

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from relayc.te.errors import DTypeError
+
 __all__ = ["BOOL", "FLOAT32", "HANDLE", "INT32", "INT64", "DType", "dtype"]
 
 _NAME = re.compile(r"(bool|handle|void|string|bfloat|float|uint|int)(\d+)?(_[a-z0-9]+?)?(?:x(\d+))?")
@@ -80,8 +82,10 @@ _interned: dict[str, DType] = {}
 def dtype(name: str) -> DType:
     """The `DType` of this name.
 
-    Raises `ValueError` for a name of no type.
+    Raises `DTypeError` for a name of no type, and for what is no name.
     """
+    if not isinstance(name, str):
+        raise DTypeError(f"a dtype is given as {name!r}; expected a name such as 'float32'")
     found = _interned.get(name)
     return found if found is not None else _interned.setdefault(name, _parse(name))
 
@@ -89,16 +93,16 @@ def dtype(name: str) -> DType:
 def _parse(name: str) -> DType:
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"unknown dtype {name!r}; examples: float32, int64, uint8, bool, bfloat16, float8_e4m3fn")
+        raise DTypeError(f"unknown dtype {name!r}; examples: float32, int64, uint8, bool, bfloat16, float8_e4m3fn")
     code, bits, variant, lanes = match[1], match[2], match[3] or "", match[4]
     if code in _FIXED_BITS:
         if bits is not None or variant:
-            raise ValueError(f"unknown dtype {name!r}: {code} takes no width")
+            raise DTypeError(f"unknown dtype {name!r}: {code} takes no width")
         width = _FIXED_BITS[code]
     else:
         width = int(bits or 0)
         if width not in _WIDTHS[code] or not _variant_fits(code, width, variant):
-            raise ValueError(f"unknown dtype {name!r}: no such width for {code}")
+            raise DTypeError(f"unknown dtype {name!r}: no such width for {code}")
     result = DType(name)
     result.code, result.bits, result.variant = code, width, variant
     result.lanes = int(lanes) if lanes else 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CompileError", "LoweringError", "ScheduleError", "VerifyError"]
+__all__ = ["CompileError", "DTypeError", "LoweringError", "ScheduleError", "VerifyError"]
 
 
 class CompileError(Exception):
     """Root of every error that compiling can raise. `notes` name the place: a pass, an operator, an ONNX node."""
+
+
+class DTypeError(CompileError, ValueError):
+    """The name of no element type."""
 
 
 class ScheduleError(CompileError):

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime import safetensors
+from relayc.backend.runtime.checks import check_path
 from relayc.backend.runtime.container import AGAIN, Container, Section, digest, map_file, to_bytes, write_file
 from relayc.backend.runtime.device import Device, device
 from relayc.backend.runtime.dtype import data_type, from_numpy, nbytes
@@ -140,7 +141,7 @@ class CompiledModel:
 
         Raises `ModuleError` when a module is of a kind that can't be saved.
         """
-        write_file(path, *_contents(self))
+        write_file(check_path(path, "the file of a compiled model"), *_contents(self))
 
     def to_bytes(self) -> bytes:
         """The bytes that `save` writes."""
@@ -231,7 +232,8 @@ def load_model(
     if isinstance(path, bytes | bytearray | memoryview):
         data, where = memoryview(path), "model in memory"
     else:
-        data, where = map_file(path, huge_pages), os.fspath(path)
+        where = check_path(path, "a compiled model")
+        data = map_file(where, huge_pages)
     if expect_sha256 is not None:
         _expect(data, expect_sha256, where)
     return _read(data, where, verify if expect_sha256 is None else "code")

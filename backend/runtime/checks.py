@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from relayc.backend.runtime.errors import ArgumentError
 
-__all__ = ["as_integer", "position_of", "positive"]
+__all__ = ["as_integer", "check_path", "position_of", "positive"]
 
 
 def as_integer(value: Any) -> int | None:
@@ -29,6 +30,14 @@ def positive(value: Any, what: str) -> int:
     if number is None or number < 1:
         raise ArgumentError(f"{what} is {value!r}; expected a positive integer")
     return number
+
+
+def check_path(value: Any, what: str) -> str:
+    """The path `value` as text. Raises `ArgumentError` naming `what` for anything else."""
+    text = os.fsdecode(value) if isinstance(value, str | os.PathLike) else None
+    if text is None or "\0" in text:
+        raise ArgumentError(f"{what} is {value!r}; expected a path")
+    return text
 
 
 def position_of(key: Any, positions: Mapping[str, int]) -> int:

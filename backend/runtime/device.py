@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import DeviceError
 from relayc.backend.runtime.registry import get_global_func
 
@@ -113,8 +114,9 @@ class Device:
 
     def __post_init__(self) -> None:
         dlpack_type_of(self.kind)
-        if self.index < 0:
-            raise DeviceError(f"device index of {self.kind!r} is {self.index}; expected 0 or more")
+        number = as_integer(self.index)
+        if number is None or number < 0:
+            raise DeviceError(f"device index of {self.kind!r} is {self.index!r}; expected 0 or more")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}"

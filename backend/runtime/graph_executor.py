@@ -135,6 +135,9 @@ class GraphModule:
 
         Raises `DeviceError`, which says why, when there is no such device.
         """
+        if not isinstance(model, CompiledModel):
+            got = type(model).__name__
+            raise ArgumentError(f"GraphModule.of got a {got}; expected a compiled model, such as load_model(path)")
         chosen = where if isinstance(where, Device) else device(model.graph.device if where is None else where)
         return cls(model["default"](chosen), num_threads)
 
@@ -391,6 +394,8 @@ class GraphModule:
         small models take little longer than their kernels, and large arrays are not copied. Dense inputs are read in
         place, so no other thread may change them during the call; set all inputs again for a later `run`.
         """
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):
+            raise ArgumentError(f"the inputs are a {type(inputs).__name__}; expected a dictionary of arrays by name")
         with self._lock:
             borrowed = [] if self._run_on_arrays(inputs) else self._run_on_inputs(inputs)
             wanted = self._positions if outputs is None else map(self._output_position, outputs)

@@ -464,9 +464,14 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
     Raises `ArgumentError` for a bad shape or dtype, `DeviceError` when memory is short.
     """
     where = _as_device(device)
-    extents = tuple([shape] if isinstance(shape, _INTEGERS) else shape)
+    try:
+        extents = tuple([shape] if isinstance(shape, _INTEGERS) else shape)
+    except TypeError as error:
+        raise ArgumentError(f"shape {shape!r}: expected integers") from error
     if not all(isinstance(extent, _INTEGERS) for extent in extents):
         raise ArgumentError(f"shape {extents}: expected integers")
+    if not isinstance(dtype, str):
+        raise ArgumentError(f"a dtype is given as {dtype!r}; expected a name such as 'float32'")
     extents = tuple(map(int, extents))
     if min(extents, default=0) < 0 or extent(extents) > MAX_EXTENT:
         raise ArgumentError(f"shape {extents}: expected sizes of 0 or more, and a product of at most {MAX_EXTENT}")
@@ -490,8 +495,8 @@ def array(values: NDArray | npt.ArrayLike, device: Device | str | None = None, d
             return source.copyto(_as_device(device))
         source = source.numpy()
     try:
-        plain = np.asarray(source, dtype=None if dtype is None else data_type(dtype).numpy)
-    except OverflowError as error:
+        plain = np.asarray(source, dtype=None if dtype is None else data_type(str(dtype)).numpy)
+    except (OverflowError, TypeError, ValueError) as error:
         raise ArgumentError(f"no array of {dtype}: {error}; convert it with numpy: astype({dtype!r})") from error
     return empty(plain.shape, from_numpy(plain.dtype), device).copyfrom(plain)
 

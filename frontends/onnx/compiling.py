@@ -16,6 +16,7 @@ from relayc.frontends.onnx.model import ModelSource
 from relayc.frontends.onnx.model_file import read_model
 from relayc.relay import build
 from relayc.relay.transform import KeepLastPosition, find_kv_caches, find_logits
+from relayc.relay.user_arguments import check_text, named_values
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
 
@@ -27,7 +28,7 @@ def compiled(
     target: Any,
     shape: Mapping[str, Any] | None,
     opt_level: int,
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     mod_name: str,
     progress: Callable[[str, int, int], None] | None,
     caches: Mapping[str, str] | str | None,
@@ -36,11 +37,15 @@ def compiled(
     """The compiled model; the arguments are those of `compile_onnx`."""
     if isinstance(caches, str) and caches != "auto":
         raise CompileError(f'caches={caches!r}; expected "auto", or outputs by input')
+    options = named_values(config, "config", '{"relay.winograd": "off"}')
+    pairs = caches if isinstance(caches, str) else named_values(caches, "caches", '{"past": "present"}')
+    if last_position is not None:
+        check_text(last_position, "last_position")
     module, params = from_onnx(model, shape=shape, whole_caches=caches is not None)
-    pairs = find_kv_caches(module) if isinstance(caches, str) else caches
+    pairs = find_kv_caches(module) if isinstance(pairs, str) else pairs
     logits = find_logits(module) if last_position == "auto" else last_position
     module = KeepLastPosition(() if logits is None else (logits,))(module)
-    with PassContext(opt_level=opt_level, config=config):
+    with PassContext(opt_level=opt_level, config=options):
         return build(module, target, params, mod_name=mod_name, progress=progress, caches=pairs or None)
 
 

@@ -181,7 +181,7 @@ def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
     """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
-    module = as_module(mod)
+    module, params = as_module(mod), named_values(params, "params", '{"weight": array}')
     names = Counter(p.name for p in module["main"].params)
     if names and max(names.values()) > 1:
         twice = ", ".join(name for name, count in names.items() if count > 1)

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from relayc.backend.runtime.checks import check_path
 from relayc.runtime import ArgumentError, ExecutorPool, GraphModule, load_model
 
 __all__ = ["BatchMapper", "map_batches"]
@@ -38,12 +39,16 @@ def map_batches(
     are called otherwise; `keep` are columns that are passed on. `where` and `num_threads` are the device and the number
     of threads of each run, `expect_sha256` is that of `load_model`.
     """
-    path = os.fspath(model)
+    path = check_path(model, "the model of map_batches")
     if path.lower().endswith((".onnx", ".pb")):
         raise ArgumentError(f"{path}: map_batches takes a compiled model; `relayc compile {path}` makes one")
-    columns = {} if inputs is None else dict(inputs)
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise ArgumentError(f"inputs= is {inputs!r}; expected a dictionary of columns by input")
+    for what, names in (("outputs", () if outputs is None else outputs), ("keep", keep)):
+        if isinstance(names, str) or not isinstance(names, Sequence | Mapping):
+            raise ArgumentError(f"{what}= is {names!r}; expected a list of names")
     named = None if outputs is None else dict(outputs) if isinstance(outputs, Mapping) else {n: n for n in outputs}
-    return BatchMapper(os.path.abspath(path), columns, named, tuple(keep), where, num_threads, expect_sha256)
+    return BatchMapper(os.path.abspath(path), dict(inputs or {}), named, tuple(keep), where, num_threads, expect_sha256)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ from relayc.runtime import (
 
 __all__ = ["CPU", "CUDA", "InferenceSession", "get_available_providers"]
 
+_Options = TypeVar("_Options", SessionOptions, RunOptions)
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
@@ -78,7 +80,7 @@ class InferenceSession:
         disabled_optimizers: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        self._options = SessionOptions() if sess_options is None else sess_options
+        self._options = _options_of(sess_options, SessionOptions, "sess_options") or SessionOptions()
         self._options.refuse_unsupported()
         for name in (*options, *(["disabled_optimizers"] if disabled_optimizers else [])):
             note_ignored(f"the argument {name} of InferenceSession")
@@ -477,11 +479,27 @@ def _check_array(declared: NodeArg, value: np.ndarray[Any, Any] | NDArray) -> No
         )
 
 
+def _options_of(options: Any, kind: type[_Options], what: str) -> _Options | None:
+    """The options passed as `what`, which are of a kind or None. Raises InvalidArgument for anything else."""
+    if options is not None and not isinstance(options, kind):
+        raise InvalidArgument(f"{what} is a {type(options).__name__}; expected {kind.__name__}()")
+    return options
+
+
+def _seconds(timeout: Any) -> float:
+    """A timeout in seconds, as far as clocks go. Raises InvalidArgument for what is no number of 0 or more."""
+    number = isinstance(timeout, int | float | np.integer | np.floating) and not isinstance(timeout, bool)
+    if not number or not timeout >= 0:
+        raise InvalidArgument(f"timeout is {timeout!r}; expected seconds, 0 or more")
+    return float(min(timeout, threading.TIMEOUT_MAX))
+
+
 @contextmanager
 def _stoppable(executor: GraphModule, options: RunOptions | None, timeout: float | None) -> Generator[None]:
     """A context in which the run on `executor` can be ended by `options` and after `timeout` seconds."""
-    timer = None if timeout is None else threading.Timer(timeout, executor.cancel)
-    untie = None if options is None else options.started(executor)
+    timer = None if timeout is None else threading.Timer(_seconds(timeout), executor.cancel)
+    chosen = _options_of(options, RunOptions, "run_options")
+    untie = None if chosen is None else chosen.started(executor)
     try:
         if options is not None and options.terminate:
             raise RunCancelledError("terminate is set in the options of the run")
