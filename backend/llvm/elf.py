@@ -15,7 +15,6 @@ import ctypes
 import mmap
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -99,15 +98,13 @@ def _check(file: ObjectFile, relocations: Mapping[int, npt.NDArray[Any]]) -> Non
             raise MalformedObject(f"relocations that reach beyond section {number}, of {size} bytes, or the image")
 
 
-@dataclass
 class _Layout:
     """Image layout: the next free offset, the starts of its three parts, the stubs and the table of external
     addresses."""
 
-    end: int = 0
-    parts: list[int] = field(default_factory=list)
-    stubs: int = 0
-    table: int = 0
+    def __init__(self) -> None:
+        self.end = self.stubs = self.table = 0
+        self.parts: list[int] = []
 
     def take(self, size: int, align: int) -> int:
         start = -(-self.end // max(align, 1)) * max(align, 1)
@@ -131,7 +128,7 @@ class ElfImage:
         self._base = _map(layout.end)
         self._release = weakref.finalize(self, _unmap, self._base, layout.end)
         self._release.atexit = False  # a daemon thread may be in this code until the process has ended
-        self._memory = np.ctypeslib.as_array((ctypes.c_ubyte * layout.end).from_address(self._base))
+        self._memory = np.frombuffer(memoryview((ctypes.c_ubyte * layout.end).from_address(self._base)), np.uint8)
         self._symbols = self._resolve()
         self._fill(layout)
         for part, (start, end) in enumerate(zip(layout.parts, [*layout.parts[1:], layout.end], strict=True)):

@@ -65,7 +65,7 @@ class Section(NamedTuple):
 _SECTION = struct.Struct("<2I4Q2I2Q")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class ObjectFile:
     """An object file: sections, symbols (a structured array), and the names of both."""
 

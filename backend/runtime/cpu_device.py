@@ -103,13 +103,15 @@ def _max_clock_khz() -> int | None:
     return int(lines[0]) if lines and lines[0].isdigit() else None
 
 
-def _cache_bytes(level: int) -> int | None:
-    """Size in bytes of core 0's data (or unified) cache of a level."""
+@lru_cache(maxsize=1)
+def _cache_bytes() -> dict[str, int]:
+    """Sizes in bytes of core 0's data (or unified) caches by level."""
+    found: dict[str, int] = {}
     for folder in sorted((_CPU_FOLDER / "cpu0/cache").glob("index*")):
-        facts = ["".join(_lines(folder / name)[:1]).strip() for name in ("level", "type", "size")]
-        if facts[0] == str(level) and facts[1] != "Instruction" and facts[2][:-1].isdigit() and facts[2][-1] in _UNITS:
-            return int(facts[2][:-1]) * _UNITS[facts[2][-1]]
-    return None
+        level, kind, size = ["".join(_lines(folder / name)[:1]).strip() for name in ("level", "type", "size")]
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in _UNITS:
+            found.setdefault(level, int(size[:-1]) * _UNITS[size[-1]])
+    return found
 
 
 def _total_memory() -> int:
@@ -134,9 +136,9 @@ _ATTRIBUTES = {
     DeviceAttrKind.DEVICE_NAME: _device_name,
     DeviceAttrKind.MAX_CLOCK_RATE: _max_clock_khz,
     DeviceAttrKind.MULTI_PROCESSOR_COUNT: available_cpus,
-    DeviceAttrKind.L1_CACHE_SIZE_BYTES: lambda: _cache_bytes(1),
-    DeviceAttrKind.L2_CACHE_SIZE_BYTES: lambda: _cache_bytes(2),
-    DeviceAttrKind.L3_CACHE_SIZE_BYTES: lambda: _cache_bytes(3),
+    DeviceAttrKind.L1_CACHE_SIZE_BYTES: lambda: _cache_bytes().get("1"),
+    DeviceAttrKind.L2_CACHE_SIZE_BYTES: lambda: _cache_bytes().get("2"),
+    DeviceAttrKind.L3_CACHE_SIZE_BYTES: lambda: _cache_bytes().get("3"),
     DeviceAttrKind.TOTAL_GLOBAL_MEMORY: _total_memory,
     DeviceAttrKind.AVAILABLE_GLOBAL_MEMORY: _available_memory,
 }

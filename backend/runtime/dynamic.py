@@ -598,8 +598,10 @@ class DynamicRunner:
         buffer, index = self._buffer(position), self._graph.outputs[position]
         if buffer is None:
             return self.array(index).numpy()
-        self._lent.add(index)
-        return buffer.numpy()
+        values = buffer.numpy()
+        if buffer.is_lent:
+            self._lent.add(index)
+        return values
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""

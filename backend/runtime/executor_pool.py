@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 
 from relayc.backend.runtime.graph_executor import GraphModule
@@ -18,34 +17,29 @@ class ExecutorPool:
     """
 
     def __init__(self, first: GraphModule) -> None:
+        # each use of the list or the set is one operation, which is atomic
         self._first, self._idle, self._busy = first, [first], set[GraphModule]()
-        self._lock = threading.Lock()
 
     def borrowed(self) -> AbstractContextManager[GraphModule]:
         """A context with an executor that no other thread uses until it ends."""
         return _Loan(self)
 
     def _take(self) -> GraphModule:
-        with self._lock:
-            executor = self._idle.pop() if self._idle else None
-            if executor is not None:
-                self._busy.add(executor)
-        if executor is None:
+        try:
+            executor = self._idle.pop()
+        except IndexError:
             executor = self._first.clone()
-            with self._lock:
-                self._busy.add(executor)
+        self._busy.add(executor)
         return executor
 
     def _take_back(self, executor: GraphModule) -> None:
-        with self._lock:
-            self._busy.discard(executor)
-            self._idle.append(executor)
+        self._busy.discard(executor)
+        self._idle.append(executor)
 
     def cancel(self) -> None:
         """End the runs in progress: they raise `RunCancelledError`."""
-        with self._lock:
-            for executor in self._busy:
-                executor.cancel()
+        for executor in self._busy.copy():
+            executor.cancel()
 
 
 class _Loan:

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -397,13 +397,29 @@ class GraphModule:
         if type(inputs) is not dict and not isinstance(inputs, Mapping):
             raise ArgumentError(f"the inputs are a {type(inputs).__name__}; expected a dictionary of arrays by name")
         with self._lock:
-            borrowed = [] if self._run_on_arrays(inputs) else self._run_on_inputs(inputs)
-            wanted = self._positions if outputs is None else map(self._output_position, outputs)
+            if self._run_on_arrays(inputs):
+                return self._numpy_outputs(outputs)
+            borrowed = self._run_on_inputs(inputs)
             try:
-                return self._numpy_outputs(wanted)
+                return self._numpy_outputs(outputs)
             finally:
                 if borrowed:
                     self._drop(borrowed)
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Are there arrays that `infer_in_place` takes?"""
+        return self._array_names is not None
+
+    def infer_in_place(
+        self, inputs: Mapping[str, Any], outputs: Sequence[int | str] | None = None
+    ) -> list[Any] | None:
+        """Like `infer`, with numpy arrays that compiled code can read in place; None, and nothing is done, for others.
+
+        It is for those who have checks of their own for what it does not take.
+        """
+        with self._lock:
+            return self._numpy_outputs(outputs) if self._run_on_arrays(inputs) else None
 
     def set_num_threads(self, num_threads: int | None) -> None:
         """Limits the threads of later runs; None: as many as the process may use."""
@@ -607,14 +623,14 @@ class GraphModule:
             )
         return position
 
-    def _numpy_outputs(self, positions: Iterable[int]) -> list[Any]:
+    def _numpy_outputs(self, outputs: Sequence[int | str] | None) -> list[Any]:
         """Outputs of the last run as `infer` returns them."""
-        if self._special is not None:
-            return self._special._numpy_outputs(positions)
-        runner, decoded = self._runner, self._decoded
+        positions = self._positions if outputs is None else [*map(self._output_position, outputs)]
+        holder = self if self._special is None else self._special
+        fetch, decoded = holder._runner.numpy, self._decoded
         if not decoded:
-            return [runner.numpy(p) for p in positions]
-        return [_as_numpy(self.get_output(p)) if p in decoded else runner.numpy(p) for p in positions]
+            return [*map(fetch, positions)]
+        return [_as_numpy(self.get_output(p)) if p in decoded else fetch(p) for p in positions]
 
     def _prepare(self) -> None:
         """Complete the inputs, and have memory to run."""

@@ -38,7 +38,7 @@ class StaticRunner:
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
         self._lent: set[int] = set()
-        """outputs that may have been lent since the last run"""
+        """outputs that were lent since the last run"""
         self.runner = self._make_runner()
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
@@ -106,8 +106,10 @@ class StaticRunner:
         buffer = self._outputs[position]
         if buffer is None:
             return self.array(self._graph.outputs[position]).numpy()
-        self._lent.add(position)
-        return buffer.numpy()
+        values = buffer.numpy()
+        if buffer.is_lent:
+            self._lent.add(position)
+        return values
 
     def use_output(self, position: int, array: NDArray | None) -> bool:
         """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""

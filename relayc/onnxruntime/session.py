@@ -86,6 +86,7 @@ class InferenceSession:
             note_ignored(f"the argument {name} of InferenceSession")
         self._source = path_or_bytes
         self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
+        self._reported = _Reported(self._model_path)
         self._run_log = RunLog(self._options.profile_file_prefix) if self._options.enable_profiling else None
         self._workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
@@ -105,7 +106,7 @@ class InferenceSession:
                 if (device_name, name) != (CUDA, "device_id"):
                     note_ignored(f"the provider option {name}")
         self._device = _device_of(self._providers)
-        with _reported(self._model_path):
+        with self._reported:
             model = self._made()
             executor = self._executor(model)
         self._metadata, sequences = model.metadata, executor.sequence_names()
@@ -125,6 +126,9 @@ class InferenceSession:
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
         remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
         self._executors = Executors(executor, self._version, remade, self._overridable)
+        can_be = executor.reads_in_place and self._run_log is None
+        self._in_place = self._executors.only() if can_be else None
+        """the executors of the model itself, if they can read inputs in place, and runs are not logged"""
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""
@@ -214,9 +218,18 @@ class InferenceSession:
         run that `cancel`, `run_options.terminate` or the timeout ended.
         """
         names = self._output_names if not output_names else self._wanted(output_names)
+        if run_options is None and timeout is None and self._in_place is not None and type(input_feed) is dict:
+            results = self._run_in_place(self._in_place, names, input_feed)
+            if results is not None:
+                return results
         feed, pool = self._accepted(input_feed)
         with pool.borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
+
+    def _run_in_place(self, pool: ExecutorPool, names: Sequence[str], feed: Mapping[str, Any]) -> list[Any] | None:
+        """The outputs for arrays that compiled code accepts and reads in place; None for others."""
+        with self._reported, pool.borrowed() as executor:
+            return executor.infer_in_place(feed, None if names is self._output_names else names)
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         if isinstance(names, str):
@@ -245,7 +258,7 @@ class InferenceSession:
         """The executors for these inputs."""
         if self._executors.has_one_version:
             return self._executors.only()
-        with _reported(self._model_path):
+        with self._reported:
             return self._executors.of(feed)
 
     def _run(
@@ -257,18 +270,13 @@ class InferenceSession:
         timeout: float | None,
     ) -> list[Any]:
         started = time.perf_counter_ns()
-        try:
+        with self._reported:
             feed = feed if self._device.kind == "cpu" else _placed(executor, feed)
             if run_options is None and timeout is None:
                 results = executor.infer(feed, names)
             else:
                 with _stoppable(executor, run_options, timeout):
                     results = executor.infer(feed, names)
-        except Exception as error:
-            reported = _reported_as(error, self._model_path)
-            if reported is error:
-                raise
-            raise reported from error
         if self._run_log is not None:
             self._run_log.add_run(started, executor, feed)
         return results
@@ -322,7 +330,7 @@ class InferenceSession:
         feed, pool = self._accepted(iobinding.inputs)
         with pool.borrowed() as executor:
             arrays = dict(zip(on_host, self._run(executor, on_host, feed, run_options, None), strict=True))
-            with _reported(self._model_path):
+            with self._reported:
                 iobinding.results = [
                     host_output(name, arrays[name], target) if name in arrays else device_output(executor, name, target)
                     for name, target in targets.items()
@@ -513,16 +521,20 @@ def _stoppable(executor: GraphModule, options: RunOptions | None, timeout: float
             untie()
 
 
-@contextmanager
-def _reported(path: str | None) -> Generator[None]:
-    """A context whose errors are raised by onnxruntime's names."""
-    try:
-        yield
-    except Exception as error:
-        reported = _reported_as(error, path)
-        if reported is error:
-            raise
-        raise reported from error
+class _Reported:
+    """A context whose errors are raised by onnxruntime's names; a class, since a generator's takes longer."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            reported = _reported_as(error, self._path)
+            if reported is not error:
+                raise reported from error
 
 
 def _reported_as(error: Exception, path: str | None) -> Exception:

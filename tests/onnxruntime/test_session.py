@@ -268,6 +268,26 @@ def test_large_results_are_not_copied_and_keep_their_values(rows: int | str) -> 
     assert len(places) <= 2, "memory that no caller holds is used again"
 
 
+def test_arrays_are_read_in_place_and_others_are_checked(dense: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ours.InferenceSession(dense)
+    first, expected = session.run(None, {"x": X}), np.maximum(X @ WEIGHT, 0)
+    monkeypatch.setattr(session, "_accepted", None)  # would be called for what can't be read in place
+    for batch in (5, 2, 0, 5):
+        frozen = X[:batch].copy()
+        frozen.flags.writeable = False
+        y, c = session.run(None, {"x": frozen})
+        np.testing.assert_allclose(y, expected[:batch], rtol=1e-5)
+        assert c.tobytes() == first[1][:batch].tobytes()
+        assert session.run(["c"], {"x": frozen})[0].tobytes() == c.tobytes()
+    monkeypatch.undo()
+    for other in (X.tolist(), np.asfortranarray(X), np.repeat(X, 2, axis=0)[::2]):
+        np.testing.assert_allclose(session.run(["y"], {"x": other})[0], expected, rtol=1e-5)
+    with pytest.raises(ours.InvalidArgument, match="Unexpected input data type"):
+        session.run(None, {"x": X.astype(np.float64)})
+    with pytest.raises(ours.InvalidArgument, match="Invalid output name"):
+        session.run(["z"], {"x": X})
+
+
 def test_many_threads_share_a_session(dense: bytes) -> None:
     session = ours.InferenceSession(dense)
     inputs = [np.random.default_rng(k).normal(size=(1 + k % 7, 4)).astype(np.float32) for k in range(40)]
