@@ -19,14 +19,14 @@ from typing import Any
 from relayc.te.index import IndexMath
 from relayc.te.ir import collect, post_order
 from relayc.te.poly import Poly
-from relayc.te.tir import Dim, PrimExpr, SizeVar, Var, as_dim
+from relayc.te.tir import Dim, FloorDiv, FloorMod, Max, Min, PrimExpr, SizeVar, Var, as_dim
 from relayc.te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
 from relayc.te.tir.substitute import substitute
 
 __all__ = [
-    "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide",
-    "is_one", "likely", "may_be_one", "normal", "one_or", "product", "quotient", "size_from_json", "size_variables",
-    "unknown_size",
+    "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "count_roundings", "dims_equal", "dims_match", "evaluate",
+    "floor_divide", "is_one", "likely", "may_be_one", "normal", "one_or", "product", "quotient", "size_from_json",
+    "size_variables", "unknown_size",
 ]  # fmt: skip
 
 _serials = count()
@@ -263,6 +263,19 @@ def size_variables(dims: Iterable[Any]) -> dict[str, Var]:
         elif isinstance(d, PrimExpr):
             found.update({v.name: v for v in collect(d, Var)})
     return found
+
+
+def count_roundings(d: Dim) -> int:
+    """Quotients, remainders, minima and maxima in a size as it is written, shared parts counted at each use.
+
+    They are what proofs about sizes split into cases by: time and memory grow with their number, not with that of sums
+    and products, which are polynomials.
+    """
+    found: dict[int, int] = {}
+    for e in post_order(d) if isinstance(d, PrimExpr) else ():
+        inside = sum(found[id(child)] for child in e.node_children() if id(child) in found)
+        found[id(e)] = inside + isinstance(e, FloorDiv | FloorMod | Min | Max)
+    return found.get(id(d), 0)
 
 
 def evaluate(d: Dim, sizes: Mapping[str, Dim]) -> Dim:

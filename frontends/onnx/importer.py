@@ -27,7 +27,7 @@ from relayc.frontends.onnx.model import Model, ModelSource, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
-from relayc.frontends.onnx.sizes import SizeTable
+from relayc.frontends.onnx.sizes import MOST_ROUNDINGS, SizeTable
 from relayc.frontends.onnx.tensors import dtype_name
 from relayc.frontends.onnx.unsupported import list_unsupported
 from relayc.frontends.onnx.versions import Params, in_versions
@@ -36,7 +36,8 @@ from relayc.relay import op
 from relayc.relay.container_type import OptionalType
 from relayc.relay.errors import InternalCompileError, raise_if_internal, reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relayc.relay.sizes import smaller
+from relayc.relay.op.common import with_dim
+from relayc.relay.sizes import count_roundings, smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
 from relayc.te.errors import CompileError
@@ -262,7 +263,7 @@ class _Importer:
                 results = self._call_converter(node, domain, inputs, Attributes(attributes), scope, place)
             else:
                 results = self._expand(node, domain, inputs, attributes, scope, place)
-            finished = [None if r is None else self.session.folder.finish(r, span) for r in results]
+            finished = [None if r is None else self._finished(r, place, span) for r in results]
         except InternalCompileError:
             raise
         except CONVERSION_FAULTS as error:
@@ -275,6 +276,17 @@ class _Importer:
         if why:
             self.on_host[node.op_type, span_name(node)] = why
         self._store(node, finished, scope, place)
+
+    def _finished(self, result: Expr, place: str, span: Span) -> Expr:
+        """A node's result, folded; large size expressions in its shape become variables."""
+        result = self.session.folder.finish(result, span)
+        if not isinstance(result.ty, TensorType):
+            return result
+        large = [a for a, d in enumerate(result.shape) if count_roundings(d) > MOST_ROUNDINGS]
+        for axis in large:
+            size = self.session.name_size(result.shape[axis], f"{place}, size {axis} of its result")
+            result = op.reshape(result, with_dim(result.shape, axis, size))
+        return self.session.folder.finish(result, span) if large else result
 
     def _count(self, scope: _Scope) -> None:
         """Count a node that is converted. Raises for too many of them."""

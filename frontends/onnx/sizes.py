@@ -13,10 +13,14 @@ from relayc.relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from relayc.te.ir import collect
 from relayc.te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
-__all__ = ["MOST_SIZES", "SizeTable"]
+__all__ = ["MOST_ROUNDINGS", "MOST_SIZES", "SizeTable"]
 
 MOST_SIZES = 16
 """Most variables in a size expression; larger expressions become a variable of their own, computed at run time."""
+
+MOST_ROUNDINGS = 12
+"""Most quotients, minima and the like in a size expression; likewise. Sizes that are computed of each other, as those
+of strided slices of strided slices, would otherwise double with each node."""
 
 
 @dataclass

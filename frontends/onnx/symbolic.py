@@ -19,10 +19,12 @@ from relayc.frontends.onnx.size_elements import (
     INTEGER_RULES,
     REDUCTIONS,
     Element,
+    Ratio,
     Unknown,
     cast_element,
     float_element,
 )
+from relayc.frontends.onnx.sizes import MOST_ROUNDINGS
 from relayc.relay import sizes
 from relayc.relay.expr import Call, Constant, Expr, TupleGetItem
 from relayc.relay.op.base import OpDef
@@ -186,7 +188,14 @@ def _elementwise(call: Call, arrays: Sequence[np.ndarray], rule: Callable[..., E
 
 
 def _of_known(rule: Callable[..., Element | None]) -> Callable[..., Element | None]:
-    return lambda *values: None if any(isinstance(v, Unknown) for v in values) else rule(*values)
+    """The rule for operands of which some are unknown; results that are too large are left to run time."""
+
+    def bounded(*values: Any) -> Element | None:
+        result = None if any(isinstance(v, Unknown) for v in values) else rule(*values)
+        size = result.over if isinstance(result, Ratio) else result
+        return result if not isinstance(size, PrimExpr) or sizes.count_roundings(size) <= MOST_ROUNDINGS else None
+
+    return bounded
 
 
 def _selected(condition: Element, x: Element, y: Element) -> Element | None:

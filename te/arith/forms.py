@@ -6,7 +6,7 @@ expanded. `nonnegative` is the prover: bounds first, then symbolic bounds put in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import gcd, inf
 from typing import Any
 
@@ -18,6 +18,8 @@ from relayc.te.tir.expr import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, P
 __all__ = ["Forms"]
 
 _FUEL = 8  # substitutions that one proof may make; sums of more minima and maxima are not taken apart
+_MOST_OPERANDS = 8  # of a minimum or maximum, with those inside it flattened: sizes inside each other double them
+_MOST_STEPS = 256  # forms that one proof may look at: those of models' sizes take up to 64
 
 
 class Forms:
@@ -204,7 +206,8 @@ class Forms:
         """min or max of several forms: flattened, without operands that never win, common terms taken out."""
         flat: list[Linear] = []
         for operand in operands:
-            flat.extend(_extremum_operands(kind, operand))
+            inside = _extremum_operands(kind, operand)
+            flat += inside if len(flat) + len(inside) <= _MOST_OPERANDS else [operand]
         sign = 1 if kind == "min" else -1
         kept: list[Linear] = []
         for x in flat:
@@ -284,7 +287,8 @@ class Forms:
         found = self._proved.get(form.key)
         if found is None:
             few = sum(_is_extremum(atom) for atom in form.terms) <= _FUEL
-            found = self._proved[form.key] = self._prove(form, _FUEL) if few else self._follows(form)
+            steps = iter(range(_MOST_STEPS))
+            found = self._proved[form.key] = self._prove(form, _FUEL, steps) if few else self._follows(form)
             factor = gcd(*form.terms.values())
             if not found and factor > 1:  # 4 x + 3 >= 0 where x >= 0
                 smaller = Linear({atom: c // factor for atom, c in form.terms.items()}, int(form.const // factor))
@@ -299,11 +303,12 @@ class Forms:
                 return True
         return False
 
-    def _prove(self, form: Linear, fuel: int) -> bool:
+    def _prove(self, form: Linear, fuel: int, steps: Iterator[int]) -> bool:
+        """`steps` are those left to the whole proof; `fuel` are the substitutions left on this path."""
         low, high = form.bounds()
         if low >= 0:
             return True
-        if high < 0 or fuel == 0:
+        if high < 0 or fuel == 0 or next(steps, None) is None:
             return False
         if self._follows(form):
             return True
@@ -311,8 +316,8 @@ class Forms:
             if _is_extremum(atom):
                 rest = form.without(atom)
                 every = all if (atom.kind == "min") == (c > 0) else any
-                return every(self._prove(rest.plus(x, c), fuel - 1) for x in atom.args)
-        return any(self._prove(candidate, fuel - 1) for candidate in self._weaker(form))
+                return every(self._prove(rest.plus(x, c), fuel - 1, steps) for x in atom.args)
+        return any(self._prove(candidate, fuel - 1, steps) for candidate in self._weaker(form))
 
     def without_quotient(self, form: Linear) -> Linear | None:
         """A form that is >= 0 exactly when `form` is, with a quotient multiplied out; None when there is none to undo.
