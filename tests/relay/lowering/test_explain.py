@@ -168,8 +168,8 @@ def test_a_config_lists_chosen_values() -> None:
 @pytest.mark.parametrize(
     ("function", "shape", "subject", "choice", "refused", "reason"),
     [
-        (lambda x: nn.standardize(x, 1), (2, 64, 256), "standardisation", "column blocks", "row by row", "last"),
-        (lambda x: nn.standardize(x, (0, 2)), (2, 64, 256), "standardisation", "moments", "column blocks", "several"),
+        (lambda x: nn.standardize(x, 1), (2, 64, 256), "standardize", "column blocks", "row by row", "last"),
+        (lambda x: nn.standardize(x, (0, 2)), (2, 64, 256), "standardize", "moments", "column blocks", "several"),
         (lambda x: nn.softmax(x, axis=0), (8, 4096), "columns", None, "parts of rows", "8 rows"),
         (lambda x: relay.log_sum_exp(x, axis=0), (8, 256), "log-sum-exp", "two passes", "flattened rows", "last"),
         (lambda x: relay.sum(x, axis=-1), (64, 512), "reduction along memory", "row by row", "one row", "several"),
@@ -181,5 +181,5 @@ def test_families_of_kernels_give_reasons(
 ) -> None:  # fmt: skip
     parameter = x(*shape)
     report = build(function(parameter), parameter).build_report
-    found = next(d for decisions in report.decisions.values() for d in decisions if d.subject == subject)
+    found = next(d for decisions in report.decisions.values() for d in decisions if d.subject.endswith(subject))
     assert choice in (None, found.choice) and reason in dict(found.refused)[refused]
