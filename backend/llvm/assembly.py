@@ -87,7 +87,9 @@ class FunctionText:
         self._signature = signature
         self._allocas: list[str] = []
         self._lines: list[str] = []
-        self._around = ("", "")
+        self._begun: list[tuple[int, str]] = []
+        """places in `_lines`, and what `begin` found there"""
+        self._end = ""
         self._count = 0
         self._known: dict[str, str] = {}
         self._trail: list[str] = []
@@ -155,15 +157,19 @@ class FunctionText:
         self._signature = signature
 
     def enclose(self, first: str, last: str) -> None:
-        """Insert an instruction at the function's beginning and one before its return; at most one such pair per
-        function."""
-        around = (f"  {first}\n", f"  {last}\n")
-        assert self._around in (("", ""), around)
-        self._around = around
+        """Set a state by an instruction, and end it by one before the function's return, the same for all states.
+
+        A function of one state sets it at its beginning; others where each is needed.
+        """
+        self._begun.append((len(self._lines), f"  {first}"))
+        self._end = f"  {last}\n"
 
     def finish(self) -> None:
         """Add the function to its module."""
-        first, last = self._around
-        body = [f"{last}{line}" if line.startswith("  ret ") else line for line in self._lines]
+        body = [f"{self._end}{line}" if line.startswith("  ret ") else line for line in self._lines]
+        states = dict.fromkeys(first for _, first in self._begun)
+        begun = [(0, first) for first in states] if len(states) == 1 else self._begun
+        for place, first in reversed(begun):
+            body.insert(place, first)
         head = [f"define {self._signature} {{", "entry:", *self._allocas]
-        self.module.functions.append("\n".join([*head, f"{first}{body[0]}", *body[1:], "}", ""]))
+        self.module.functions.append("\n".join([*head, *body, "}", ""]))

@@ -338,6 +338,28 @@ def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[
         np.testing.assert_array_equal(runner(data.astype(dtype))[0].numpy(), exact)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_tiles_of_several_heights_in_one_function(form: str):
+    """Each version configures its own, where small loops are in no functions of their own."""
+    weight = np.random.default_rng(4).integers(-100, 100, (32, 64))
+    x, of_bytes = var("x", (size_var("n"), 64), "uint8" if form == "dot4" else "bfloat16"), form == "dot4"
+    product = (
+        nn.dense(op.cast(x, "int32"), const(weight.astype(np.int32))) if of_bytes
+        else make_call("nn.dense", (x, const(weight.astype(ml_dtypes.bfloat16))), out_dtype="float32")
+    )  # fmt: skip
+    compiled = relay.build(IRModule({"main": Function((x,), product)}), SAPPHIRE)
+    bodies = [text for text in compiled.module.get_source("asm").split(".Lfunc_end") if "ldtilecfg" in text]
+    assert max(text.count("ldtilecfg") for text in bodies) > 1
+    assert all(text.count("tilerelease") == len(re.findall(r"\tretq", text)) for text in bodies)
+    if not has_amx(Target("llvm"), form):
+        pytest.skip(f"this machine has no AMX for {form}: only the code was looked at")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=1)
+    for rows in (1, 2, 5, 16, 40):
+        data = np.random.default_rng(1).integers(0, 200, (rows, 64))
+        found = runner(data.astype(str(x.dtype)))[0].numpy()
+        np.testing.assert_array_equal(found, data @ weight.T)
+
+
 @pytest.mark.parametrize(("form", "heights", "vectors"), [
     ("dot4", {16, 8, 4, 2}, "vpdpbusd"), ("dot2_bfloat16", {16, 8, 4, 2, 1}, None),
 ])  # fmt: skip
