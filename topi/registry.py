@@ -117,8 +117,10 @@ def _find(tag: str, target: Target) -> _Entry | None:
     return None
 
 
-def _static_sizes(tensor: te.Tensor) -> list[int]:
-    return [d for d in tensor.shape if isinstance(d, int)]
+def _computes_nothing(outs: list[te.Tensor], operations: Sequence[te.Operation]) -> bool:
+    """Are all results of loops without iterations? What other operations do, such as sorts, is not known."""
+    empty = [any(isinstance(d, int) and d == 0 for d in out.shape) for out in outs]
+    return all(empty) and all(isinstance(op, te.ComputeOp | te.PlaceholderOp) for op in operations)
 
 
 def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
@@ -144,7 +146,7 @@ def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule
         raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
                            "register one with topi.register_schedule")  # fmt: skip
     tried: set[int] = set()
-    if default is not None and all(0 in _static_sizes(tensor) for tensor in outs):
+    if default is not None and _computes_nothing(outs, operations):
         ranked = ranked[-1:]
     for entry, anchor in ranked:
         if id(entry.function) not in tried:
