@@ -144,7 +144,9 @@ class _Bench:
         """The form that an executor runs, timed side by side with the float model."""
         pair = (self.float, executor)
         for one in pair:
-            _outputs(one, self.samples[0])
+            for name, values in self.samples[0].items():
+                one.set_input(name, values)
+            one.run()
         seconds: tuple[list[float], ...] = ([], [])
         layers: tuple[list[dict[str, float]], ...] = ([], [])
         for _ in range(ROUNDS):
