@@ -13,6 +13,8 @@ from relayc.backend.runtime import device
 from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.frontends.onnx import OnnxImportError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
+from relayc.relay.interpreter import evaluate
+from relayc.relay.op.nn.dense import BatchMatmulPacked
 from relayc.te.tir import SizeVar
 from tests.fuzz.extremes import extreme_model
 from tests.fuzz.test_mutated_models import attempt
@@ -65,3 +67,13 @@ def test_reductions_whose_results_are_empty_have_no_schedule_of_their_own(operat
     model = relay.build(relay.Function((x,), operator(x, axis=(0,), keepdims=True)))
     executor = GraphModule(model["default"](device("cpu")))
     assert executor(np.ones((4, 2, 0, 3), dtype))[0].shape == (1, 2, 0, 3)
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 0, 5), (0, 4, 5), (3, 4, 0), (0, 0, 0)])
+def test_the_reference_of_packed_products_takes_empty_operands(rows: int, depth: int, columns: int):
+    """numpy does not tell the size of a dimension from those of an empty array."""
+    a, b = np.ones((2, rows, depth), "float32"), np.ones((2, depth, columns), "float32")
+    x, y = relay.var("x", a.shape), relay.var("y", b.shape)
+    packed = relay.op.nn.pack_panels(y, 16, transpose=True)
+    product = relay.Call(BatchMatmulPacked(columns=columns), (x, packed))
+    np.testing.assert_array_equal(evaluate(relay.Function((x, y), product), [a, b]), a @ b)

@@ -198,7 +198,7 @@ class PackPanels(OpDef):
         matrices = np.swapaxes(x, -1, -2) if self.transpose else x
         missing = -matrices.shape[-2] % self.width
         padded = np.pad(matrices, [*[(0, 0)] * (x.ndim - 2), (0, missing), (0, 0)])
-        split = padded.reshape(*padded.shape[:-2], -1, self.width, padded.shape[-1])
+        split = padded.reshape(*padded.shape[:-2], padded.shape[-2] // self.width, self.width, padded.shape[-1])
         return np.ascontiguousarray(np.swapaxes(split, -1, -2))
 
 
@@ -230,7 +230,7 @@ class TakeFromPanels(OpDef):
         return topi.nn.take_from_panels(panels, indices, self.rows, self.mode)
 
     def reference(self, panels: Array, indices: Array) -> Array:
-        matrix = panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])
+        matrix = panels.transpose(0, 2, 1).reshape(len(panels) * panels.shape[2], panels.shape[1])
         return matrix[positions_inside(indices, self.rows, self.mode)]
 
     def is_specialized_on(self, operand: int, value: Array) -> bool:
@@ -267,7 +267,8 @@ class BatchMatmulPacked(OpDef):
 
     def reference(self, a: Array, panels: Array) -> Array:
         a = np.swapaxes(a, -1, -2) if self.transpose_a else a
-        whole = np.swapaxes(panels, -1, -2).reshape(*panels.shape[:-3], -1, panels.shape[-2])
+        *batch, count, depth, width = panels.shape
+        whole = np.swapaxes(panels, -1, -2).reshape(*batch, count * width, depth)
         b = np.swapaxes(whole[..., : self.columns, :], -1, -2)
         return _product(a, b, self.out_dtype or str(a.dtype))
 
