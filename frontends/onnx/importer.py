@@ -36,7 +36,6 @@ from relayc.relay import op
 from relayc.relay.container_type import OptionalType
 from relayc.relay.errors import InternalCompileError, raise_if_internal, reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relayc.relay.op.common import with_dim
 from relayc.relay.sizes import count_roundings, smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
@@ -284,8 +283,7 @@ class _Importer:
             return result
         large = [a for a, d in enumerate(result.shape) if count_roundings(d) > MOST_ROUNDINGS]
         for axis in large:
-            size = self.session.name_size(result.shape[axis], f"{place}, size {axis} of its result")
-            result = op.reshape(result, with_dim(result.shape, axis, size))
+            result = self.session.with_named_size(result, axis, f"{place}, size {axis} of its result")
         return self.session.folder.finish(result, span) if large else result
 
     def _count(self, scope: _Scope) -> None:

@@ -172,9 +172,9 @@ class OnnxNode:
             raise self.value_needed(f"{what} is computed at run time, and {self.op_type} needs its value", x)
         return bound
 
-    def name_size(self, d: Dim, what: str) -> Dim:
-        """A new size variable for the large expression `d`, so that later index arithmetic stays small."""
-        return self._session.name_size(d, f"{self.where}, {what}")
+    def with_named_size(self, x: Expr, axis: int) -> Expr:
+        """`x` with a size variable for the large size of dimension `axis`."""
+        return self._session.with_named_size(x, axis, f"{self.where}, the size")
 
     def check_equal(self, a: Dim, b: Dim, what: str) -> None:
         """Add a run-time check that two sizes are equal."""

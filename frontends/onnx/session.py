@@ -21,8 +21,10 @@ from relayc.frontends.onnx.size_producers import SizeProducers
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
 from relayc.frontends.onnx.weights import StoredBytes, StoredWeights
+from relayc.relay import op
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import aligning
+from relayc.relay.op.common import with_dim
 from relayc.relay.op.creation import Sizes
 from relayc.relay.sizes import Assumptions, assuming, dims_equal, may_be_one, size_variables
 from relayc.relay.stored import StoredConstant
@@ -206,6 +208,10 @@ class Session:
         self._bound.append(named)
         self.table.named.add(named.name_of(0))
         return self.table.compute(named.name_of(0), self._bodies)
+
+    def with_named_size(self, x: Expr, axis: int, source: str) -> Expr:
+        """`x` with a size variable for a dimension of large size, so that later index arithmetic stays small."""
+        return op.reshape(x, with_dim(x.shape, axis, self.name_size(x.shape[axis], source)))
 
     def _number(self, place: str) -> int:
         """A number for the next size variable of `place`, stable across conversions."""

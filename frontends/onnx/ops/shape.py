@@ -15,7 +15,6 @@ from relayc.frontends.onnx.sizes import MOST_SIZES
 from relayc.relay import op
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Expr, const
-from relayc.relay.op.common import with_dim
 from relayc.relay.sizes import (
     add_sizes,
     dims_equal,
@@ -183,16 +182,11 @@ def _joined(node: OnnxNode, inputs: Sequence[Expr], axis: int) -> Expr:
     if len(size_variables([x.shape[axis] for x in inputs])) <= MOST_SIZES:
         return op.concatenate(inputs, axis=axis)
     if len(inputs) <= MOST_SIZES:
-        return _with_named_size(node, op.concatenate(inputs, axis=axis), axis)
+        return node.with_named_size(op.concatenate(inputs, axis=axis), axis)
     starts = range(0, len(inputs), MOST_SIZES)
     some = [_joined(node, inputs[start : start + MOST_SIZES], axis) for start in starts]
-    whole = _joined(node, [_with_named_size(node, part, axis) for part in some], axis)
-    return _with_named_size(node, whole, axis)
-
-
-def _with_named_size(node: OnnxNode, x: Expr, axis: int) -> Expr:
-    size = node.name_size(x.shape[axis], "the size")
-    return op.reshape(x, with_dim(x.shape, axis, size))
+    whole = _joined(node, [node.with_named_size(part, axis) for part in some], axis)
+    return node.with_named_size(whole, axis)
 
 
 @converter("Split", since=1)
