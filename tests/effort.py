@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
-__all__ = ["lines_run"]
+__all__ = ["growth", "lines_run"]
 
 
 def lines_run(action: Callable[[], object]) -> int:
@@ -26,3 +27,11 @@ def lines_run(action: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return lines
+
+
+def growth(action: Callable[[int], object], first: int, few: int, many: int) -> float:
+    """How many times as many lines `action(many)` executes as `action(few)`; what `action(first)` makes once is not
+    counted."""
+    action(first)
+    before, after = (lines_run(partial(action, count)) for count in (few, many))
+    return after / before

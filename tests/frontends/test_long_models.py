@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from benchmarks.compile_growth import SHAPES, model
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
-from tests.effort import lines_run
+from tests.effort import growth
 
 INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
 X = np.array([[0.5, -0.25, 1.5, 0.0, -2.0, 3.0]], np.float32)
@@ -149,9 +148,7 @@ def test_paths_that_fork_and_join_are_walked_once(fork: str, end: str) -> None:
         nodes = [n for i in range(count) for n in FORKS[fork](f"y{i}" if i else "x", f"y{i + 1}")]
         build([*nodes, *last(f"y{count}", "end")], {"x": np.ones((6, 6), kind)}, ["end"])
 
-    compile_model(2)  # what is made once is not counted
-    few, many = (lines_run(partial(compile_model, count)) for count in (11, 22))
-    assert many < 6 * few  # 2 and some kernels that differ; 20 if each path were walked
+    assert growth(compile_model, 2, 11, 22) < 6  # 2 and some kernels that differ; 20 if each path were walked
 
 
 @pytest.mark.slow
@@ -199,9 +196,7 @@ def test_the_work_of_compiling_is_linear(shape: str) -> None:
         mod, params = from_onnx(model(shape, count))
         relay.build(mod, params=params)
 
-    compile_model(20)  # what is made once is not counted
-    few, many = (lines_run(partial(compile_model, count)) for count in (100, 200))
-    assert many < 2.1 * few
+    assert growth(compile_model, 20, 100, 200) < 2.1
 
 
 def test_equal_branches_run_the_same_functions() -> None:

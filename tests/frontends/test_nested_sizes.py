@@ -4,7 +4,6 @@ model, and runs are right."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import onnx
@@ -17,7 +16,7 @@ from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.sizes import MOST_ROUNDINGS
 from relayc.relay.sizes import count_roundings, floor_divide, larger
 from relayc.te.tir import SizeVar
-from tests.effort import lines_run
+from tests.effort import growth
 
 CONSTANTS = {"0": [0], "1": [1], "2": [2], "3": [3], "end": [1 << 40]}
 
@@ -78,9 +77,7 @@ def test_the_work_is_linear(link: str) -> None:
         mod, params = from_onnx(chain(link, count))
         relay.build(mod, params=params)
 
-    compile_model(4)  # what is made once is not counted
-    few, many = (lines_run(partial(compile_model, count)) for count in (8, 16))
-    assert many < 4 * few
+    assert growth(compile_model, 4, 8, 16) < 4
 
 
 def test_sizes_are_bounded() -> None:
