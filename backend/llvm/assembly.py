@@ -87,8 +87,8 @@ class FunctionText:
         self._signature = signature
         self._allocas: list[str] = []
         self._lines: list[str] = []
-        self._begun: list[tuple[int, str]] = []
-        """places in `_lines`, and what `begin` found there"""
+        self._states: list[tuple[int, str]] = []
+        """what `enclose` sets, and the places in `_lines` where it does"""
         self._end = ""
         self._count = 0
         self._known: dict[str, str] = {}
@@ -161,15 +161,15 @@ class FunctionText:
 
         A function of one state sets it at its beginning; others where each is needed.
         """
-        self._begun.append((len(self._lines), f"  {first}"))
+        self._states.append((len(self._lines), f"  {first}"))
         self._end = f"  {last}\n"
 
     def finish(self) -> None:
         """Add the function to its module."""
         body = [f"{self._end}{line}" if line.startswith("  ret ") else line for line in self._lines]
-        states = dict.fromkeys(first for _, first in self._begun)
-        begun = [(0, first) for first in states] if len(states) == 1 else self._begun
-        for place, first in reversed(begun):
+        different = {first for _, first in self._states}
+        states = [(0, first) for first in different] if len(different) == 1 else self._states
+        for place, first in reversed(states):
             body.insert(place, first)
         head = [f"define {self._signature} {{", "entry:", *self._allocas]
         self.module.functions.append("\n".join([*head, *body, "}", ""]))

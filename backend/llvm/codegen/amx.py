@@ -17,8 +17,8 @@ _TILES, _ROWS, _ROW_BYTES = 8, 16, 64
 
 
 def emit_amx_configure(e: Emitter, call: Call) -> str:
-    """Configure the tiles once per function: the instruction takes three times as long as two by two tile
-    products."""
+    """Configure the tiles, once per function if its products have equal tiles: the instruction takes three times as
+    long as two by two tile products."""
     numbers = [n for n in map(as_int, call.args) if n is not None]
     assert len(numbers) == len(call.args)
     shapes = e.text.module.constant_bytes(_shapes(numbers), _ROW_BYTES)
