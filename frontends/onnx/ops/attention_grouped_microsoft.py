@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.attention_microsoft import number, require_absent, scale_of
 from relayc.frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
+from relayc.frontends.onnx.ops.cast import cast_to
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from relayc.frontends.onnx.ops.control import constant_branches
 from relayc.frontends.onnx.ops.normalization import rms_normalized
@@ -96,18 +97,24 @@ def group_query_attention(node: OnnxNode) -> list[Expr | None]:
 
 @dataclass(frozen=True)
 class _CacheForm:
-    """Storage of a KV cache: floats, or quantised to 8 bits, or to 4, two in a byte; `scale` broadcasts."""
+    """Storage of a KV cache: floats, or quantised to integers of 8 bits, or of 4, two in a byte, or to a type `float8`.
+
+    `scale` broadcasts.
+    """
 
     scale: Expr | None = None
     bits: int = 8
+    float8: str = ""
 
     def quantized(self, x: Expr) -> Expr:
         """Quantise new values [batch, heads, length, size] for the cache."""
         if self.scale is None:
             return x
+        scaled = op.divide(op.cast(x, "float32"), op.cast(self.scale, "float32"))
+        if self.float8:
+            return cast_to(scaled, self.float8)
         lowest = 1 << (self.bits - 1)
-        whole = op.round(op.divide(op.cast(x, "float32"), op.cast(self.scale, "float32")))
-        code = op.cast(op.clip(whole, -lowest, lowest - 1), "int8")
+        code = op.cast(op.clip(op.round(scaled), -lowest, lowest - 1), "int8")
         if self.bits == 8:
             return code
         upper = op.cast(op.add(code, const(lowest, "int8")), "uint8")
@@ -178,8 +185,9 @@ class GroupedAttention:
             raise node.error(f"values of {bits} bits (kv_cache_bit_width)", expected="4 or 8")
         if bits == 4 and (not isinstance(self.size, int) or self.size % 2):
             raise node.error(f"two channels in a byte of heads of {self.size}", expected="an even size")
-        scale = node[index]
-        return _CacheForm(scale if len(scale.shape) == 4 else reshape_to(scale, (1, 1, 1, 1)), bits)
+        shape = (1, 1, 1, 1) if kind == "PER_TENSOR" else (1, self.groups, 1, self.size)
+        stored = str(node[index - 9].dtype) if node.get(index - 9) is not None else ""
+        return _CacheForm(reshape_to(node[index], shape), bits, stored if stored.startswith("float8") else "")
 
     def _refuse_other_forms(self) -> None:
         node = self.node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
@@ -18,6 +19,8 @@ from relayc.te.ir import post_order
 
 HEADS, GROUPS, SIZE, WIDTH = 4, 2, 8, 64
 WINDOW = 5
+CODES = {TensorProto.INT8: np.int8, TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn}
+"""Types of quantised caches."""
 rng = np.random.default_rng(0)
 
 
@@ -32,7 +35,7 @@ def grouped_model(room: int | str = "past", scaled: bool = False, **attrs: Any) 
             "If", ["long"], ["cos", "sin"], then_branch=tables(2.0, 40), else_branch=tables(1.0, 10))]  # fmt: skip
         names += ["cos", "sin"]
         attrs["do_rotary"] = 1
-    if kind == TensorProto.INT8:
+    if kind in CODES:
         constants += [numpy_helper.from_array(np.float32([0.05]), name) for name in ("key_scale", "value_scale")]
         names += [""] * (12 - len(names)) + ["key_scale", "value_scale"]
         attrs.update(k_quant_type="PER_TENSOR", v_quant_type="PER_TENSOR", kv_cache_bit_width=8)
@@ -117,16 +120,20 @@ def test_rows_of_different_lengths_are_written_where_they_end():
         x, lengths = positions(1, 2), [n + 1 for n in lengths]
 
 
-def test_caches_of_codes_are_kept():
-    """Keys and values quantised to 8 bits, in place as out of place."""
-    model = grouped_model(kind=TensorProto.INT8)
+@pytest.mark.parametrize("kind", CODES)
+def test_caches_of_codes_are_kept(kind):
+    """Keys and values quantised to 8 bits, in place as out of place, also after they were saved and set."""
+    model = grouped_model(kind=kind)
     kept, passed = executor(model, caches="auto"), executor(model)
-    caches = [np.zeros((1, GROUPS, 0, SIZE), np.int8)] * 2
+    caches = [np.zeros((1, GROUPS, 0, SIZE), CODES[kind])] * 2
     count = 0
     for new in (4, 1, 1):
         x, count = positions(new), count + new
         y, *caches = [r.numpy() for r in passed(x, *caches, **told([count], count))]
         np.testing.assert_allclose(kept(x, **told([count], count))[0].numpy(), y, rtol=1e-5, atol=1e-6)
+        saved = kept.cache_values()
+        kept.truncate_caches(0)
+        kept.set_caches(saved)
 
 
 def test_a_total_that_is_not_that_of_the_caches_is_an_error():
