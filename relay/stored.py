@@ -1,14 +1,15 @@
 """Constants whose values stay in the file of a model until they are needed.
 
 A model of gigabytes is compiled weight by weight: packing a weight fetches it and releases it afterwards. Any other use
-fetches the values once and keeps them. Weights multiplied by factors are such constants too: they are multiplied while
-they are fetched, and take no memory of their own.
+fetches the values once and keeps them. Weights multiplied by factors, or in a larger type, are such constants too: they
+are computed while they are fetched, and take no memory of their own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from relayc.relay.expr import Constant, numpy_dtype_name
 from relayc.relay.type import TensorType
 from relayc.te.ir import Span
 
-__all__ = ["StoredConstant", "place_of"]
+__all__ = ["StoredConstant", "fetched", "place_of"]
 
 Array = np.ndarray[Any, Any]
 Fill = Callable[[Array, int], None]
@@ -149,12 +150,44 @@ class StoredConstant(Constant):
 
         return StoredConstant(shape, dtype, fill, axes, span=weight.span)
 
+    @staticmethod
+    def widened(constant: Constant, dtype: np.dtype[Any]) -> StoredConstant:
+        """`constant` in a larger type, which holds all values of its own."""
+        stored = constant if isinstance(constant, StoredConstant) else None
+        shape, axes = (constant.data.shape, None) if stored is None else (stored._form[0], stored._axes)
+        return StoredConstant(shape, dtype, _Widened(place_of(constant), constant), axes, span=constant.span)
+
     def replace(self, **changes: Any) -> Constant:
         """A plain constant with some fields changed."""
         return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.data, self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Widened:
+    """Fills an array with the values of a constant of a smaller type. Equal for equal places."""
+
+    place: Hashable
+    source: Constant = field(compare=False)
+
+    def __call__(self, array: Array, start: int) -> None:
+        if isinstance(self.source, StoredConstant):
+            values = np.empty(array.shape, self.source._form[1])
+            self.source._fill(values, start)
+        else:
+            begin = start // max(math.prod(array.shape[1:]), 1)
+            values = self.source.data[begin : begin + len(array)]
+        array[...] = values
+
+
+def fetched(constant: Constant) -> Array:
+    """The values of a constant that is not needed afterwards: of a stored one they are not kept."""
+    values = constant.data
+    if isinstance(constant, StoredConstant):
+        constant.release()
+    return values
 
 
 def place_of(constant: Constant) -> Hashable:

@@ -11,10 +11,13 @@ import numpy as np
 from relayc.relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem, numpy_dtype
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
+from relayc.relay.op.elementwise import Cast
+from relayc.relay.op.transform import Transpose
 from relayc.relay.sizes import size_variables
 from relayc.relay.stored import StoredConstant
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
+from relayc.te.dtype import dtype
 from relayc.te.ir import PassContext, post_order, rewrite_dag
 
 __all__ = ["FoldConstant"]
@@ -102,8 +105,24 @@ def _fold_call(call: Call, can_fail: bool, max_bytes: int, max_macs: int) -> Exp
     stored = sum(_stored_bytes(cast(Constant, a)) for a in args)
     if grows or result > max(_HUGE, _WIDENING * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
+    if result > max_bytes and args:
+        unfetched = _unfetched(op, cast(Constant, args[0]))
+        if unfetched is not None:
+            return unfetched
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)
+
+
+def _unfetched(op: OpDef, source: Constant) -> StoredConstant | None:
+    """The result of a cast to a larger type, or of a transpose, whose values are computed where they are needed."""
+    match op:
+        case Cast() if source.dtype.nbytes < dtype(op.dtype).nbytes:
+            stored, wide = numpy_dtype(str(source.dtype)), numpy_dtype(op.dtype)
+            return StoredConstant.widened(source, wide) if source.shape and np.can_cast(stored, wide) else None
+        case Transpose() if isinstance(source, StoredConstant):
+            return source.transposed(op.axes)
+        case _:
+            return None
 
 
 def _as_expr(value: Any, call: Call) -> Expr:

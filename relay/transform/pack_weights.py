@@ -44,7 +44,7 @@ from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.op.qnn import flipped, unflipped
 from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
 from relayc.relay.sizes import LIKELY_SIDE, likely, product
-from relayc.relay.stored import place_of
+from relayc.relay.stored import fetched, place_of
 from relayc.relay.transform.builders import MOST_STEPS, before_transposition, reshaped, swapped_axes
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
 from relayc.relay.transform.function_pass import FunctionPass
@@ -147,9 +147,12 @@ class _Packer:
                 return call
 
     def _values(self, weight: Constant) -> Array:
-        """The values of a weight; those of floats, but for bfloat16 in pairs, are there only once they are packed."""
-        copied = self._by_bfloat16(weight)  # to pairs, at once: what stands for values won't do
-        return self.panels.values(weight) if weight.dtype.is_float and not copied else weight.data
+        """The values of a weight; those of floats, but for bfloat16 in pairs, are there only once they are packed.
+
+        Others are copied at once, to smaller types or pairs, and not kept as they are.
+        """
+        copied = not weight.dtype.is_float or self._by_bfloat16(weight)
+        return fetched(weight) if copied else self.panels.values(weight)
 
     def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
         """`outputs_first`, a view of `weight` in another order, in panels."""
@@ -200,7 +203,7 @@ class _Packer:
                 return dot4.product_of_rows(units, call)
         if self._by_bfloat16(weight):
             return self._dense_bfloat16(call, weight, outputs_first, order, rows)
-        pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
+        pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], values)
         width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=weight.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
@@ -326,7 +329,7 @@ class _Packer:
             dot4 = self._convolution_dot4(call, op, weight, outputs_first, rows)
             if dot4 is not None:
                 return dot4
-        pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
+        pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], outputs_first)
         across = self._across_groups(call, op, channels, kernel, group_size)
         if across:
             lanes = vector_lanes(at_precision_of(self.target, weight.dtype))
@@ -431,12 +434,12 @@ class _Packer:
         a window are contiguous in one dimension.
         """
         found, missing = _quantized_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
-        if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
-            return None
-        if weight.data.min() < -128 or weight.data.max() > 127:
+        if found is None or 3 * missing > outputs_first.shape[-1] or not weight.ty.size:
             return None
         key = (id(weight), order, width)
         if key not in self.dot4:
+            if outputs_first.min() < -128 or outputs_first.max() > 127:
+                return None
             int8_weights = _padded_last(outputs_first.astype(np.int8), missing)
             if flat:
                 int8_weights = int8_weights.reshape(len(int8_weights), -1)
@@ -651,11 +654,11 @@ def _narrowest(weight: Array) -> Array:
     return weight
 
 
-def _fit_16_bits(data: Expr, weight: Constant) -> bool:
+def _fit_16_bits(data: Expr, weight: Array) -> bool:
     """Are these int32 that are known to fit into 16 bits, so that processors multiply two at a time?"""
-    if data.dtype != "int32" or weight.data.size == 0:
+    if data.dtype != "int32" or weight.size == 0:
         return False
-    found = [_interval(e) for e in (data, weight)]
+    found = _interval(data), (int(weight.min()), int(weight.max()))
     return all(f is not None and f[0] >= -(1 << 15) and f[1] < 1 << 15 for f in found)
 
 

@@ -11,6 +11,7 @@ from relayc.relay.op.indexing import Take
 from relayc.relay.op.nn.dense import Dense
 from relayc.relay.op.nn.dense_bits import dense_bits
 from relayc.relay.op.qnn import DequantizeBlocks
+from relayc.relay.stored import fetched
 from relayc.relay.transform.builders import before_transposition
 from relayc.relay.transform.function_pass import RewritePass
 
@@ -42,7 +43,8 @@ class RecognizeBlockWeights(RewritePass):
         along = made.op.axis == (0 if is_transposed else 1)
         if not along or not all(isinstance(a, Constant) for a in made.args):
             return call
-        codes, scales, zeros = [a.data.T if is_transposed else a.data for a in made.args if isinstance(a, Constant)]
+        values = [fetched(a) for a in made.args if isinstance(a, Constant)]
+        codes, scales, zeros = [x.T if is_transposed else x for x in values]
         blocks = scales.shape[1]
         block = made.op.block if blocks > 1 else -(-codes.shape[1] // _WORD_CODES) * _WORD_CODES
         if block % _WORD_CODES:

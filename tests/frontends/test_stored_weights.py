@@ -6,6 +6,7 @@ import os
 import pickle
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Constant
 from relayc.relay.stored import StoredConstant
 from relayc.relay.transform import FoldScaleAxis, panels
-from relayc.te.ir import IRModule
+from relayc.te.ir import IRModule, PassContext
 
 WIDTH = 48
 ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)
@@ -281,3 +282,63 @@ def test_rows_of_weights_that_were_put_together(axes: tuple[int, int, int]) -> N
         for end in range(begin + 1, whole.rows + 1):
             values = fetched(whole, begin, end).reshape(-1, *expected.shape[1:])
             np.testing.assert_array_equal(values, expected[begin:end])
+
+
+def quantized_layers() -> ModelProto:
+    """Products with weights of 8 bits (MatMulInteger), twice with the same, and of 4 bits in blocks (MatMulNBits)."""
+    generator = np.random.default_rng(2)
+    weights = {
+        "bytes": generator.integers(-127, 128, (WIDTH, 400)).astype(np.int8),
+        "codes": generator.integers(0, 256, (64, 25, 8)).astype(np.uint8),
+        "scales": generator.uniform(0.1, 1, (64, 25)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "bytes", "zero"], ["sums"]),
+        helper.make_node("MatMulInteger", ["q", "bytes"], ["others"]),
+        helper.make_node("Add", ["sums", "others"], ["both"]),
+        helper.make_node("Cast", ["both"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("MatMulNBits", ["floats", "codes", "scales"], ["y"], domain="com.microsoft", K=400, N=64,
+                         bits=4, block_size=16),
+    ]  # fmt: skip
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 64])
+    initializers = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = helper.make_graph(nodes, "quantized", [x], [y], initializers)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def test_quantized_weights_are_not_kept_as_integers_of_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(model: ModelProto) -> np.ndarray:
+        with PassContext(config={"relay.FoldConstant.max_bytes": 1 << 10}):
+            built = relay.build(from_onnx(model)[0])
+        return graph_executor.GraphModule(built["default"](device("cpu", 0)))(ROWS)[0].numpy()
+
+    with monkeypatch.context() as small:
+        small.setattr(tensors, "MANY", 1 << 30)
+        expected = result(quantized_layers())
+    made: list[StoredConstant] = []
+    initialise = StoredConstant.__init__
+
+    def noted(self: StoredConstant, *args: Any, **options: Any) -> None:
+        initialise(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(StoredConstant, "__init__", noted)
+    np.testing.assert_array_equal(result(quantized_layers()), expected)
+    assert {str(constant.dtype) for constant in made} >= {"int8", "int32", "uint8"}
+    assert not any(constant.is_loaded for constant in made)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_weights_in_a_larger_type_are_converted_as_they_are_fetched(axes: tuple[int, int], is_stored: bool) -> None:
+    values = np.arange(-60, 60, dtype=np.int8).reshape(10, 12)
+    source = kept(values, axes) if is_stored else Constant(values.transpose(axes))
+    wide = [StoredConstant.widened(source, np.dtype(np.int32)) for _ in range(2)]
+    assert wide[0].place == wide[1].place and wide[0].dtype == "int32"
+    rows = fetched(wide[0], 2, 5)
+    np.testing.assert_array_equal(rows.reshape(3, -1), (values if is_stored else values.transpose(axes))[2:5])
+    np.testing.assert_array_equal(wide[0].transposed((1, 0)).data, values.transpose(axes).T)
+    assert not wide[0].is_loaded

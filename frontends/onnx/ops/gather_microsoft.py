@@ -11,6 +11,7 @@ from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
 from relayc.relay.sizes import product
+from relayc.relay.stored import fetched
 from relayc.te.tir import Dim
 
 
@@ -54,11 +55,11 @@ def _packed_rows(node: OnnxNode, bits: int, size: int) -> Expr | None:
         return None
     if not (zeros is None or isinstance(zeros, Constant)):
         return None
-    (rows, nbytes), blocks = table.data.shape, scales.data.shape[1]
-    if nbytes * 8 != blocks * size * bits or scales.data.shape[0] != rows:
+    (rows, nbytes), blocks = table.ty.static_shape, scales.ty.static_shape[1]
+    if nbytes * 8 != blocks * size * bits or scales.shape[0] != rows:
         return None
     points = None if zeros is None else unpacked_zeros(zeros.data, (rows, blocks), bits)
-    return op.nn.take_bits(table.data, scales.data, points, bits, node[1], str(scales.dtype), mode="numpy")
+    return op.nn.take_bits(fetched(table), fetched(scales), points, bits, node[1], str(scales.dtype), mode="numpy")
 
 
 def _rows(node: OnnxNode, index: int) -> Expr:

@@ -14,6 +14,7 @@ from relayc.frontends.onnx.ops.quantization import along, centred, dynamically_q
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
+from relayc.relay.stored import fetched
 from relayc.relay.type import dims_match
 
 __all__ = ["unpacked", "unpacked_zeros"]
@@ -204,7 +205,7 @@ class _Blocks:
 
 
 def _constant(x: Expr | None) -> np.ndarray[Any, Any] | None:
-    return x.data if isinstance(x, Constant) else None
+    return fetched(x) if isinstance(x, Constant) else None
 
 
 def unpacked_zeros(packed: np.ndarray[Any, Any], shape: tuple[int, int], bits: int) -> np.ndarray[Any, Any]:
