@@ -1,15 +1,15 @@
-"""Column blocks: a few cache lines of each row along a strided axis, and their prefetch."""
+"""Column blocks: a few cache lines of each row along a strided axis, the passes of stages over them, their prefetch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from relayc import te
 from relayc.topi.cpu.common import parallel
-from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, rows_ahead
+from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = [
-    "Columns",
-    "prefetch_column_blocks",
-    "prefetch_columns",
-    "split_by_lines",
-    "split_into_column_blocks",
-    "vectorize_columns",
-]
+__all__ = ["ColumnPlan", "Columns", "Loops", "Pass", "prefetch_columns", "prefetch_later_rows"]
 
 _PAGE_BYTES = 4096
 """Addresses at this distance have the same set in an L1 cache, and few different ones in L2."""
@@ -81,7 +74,7 @@ class Columns:
 
     @cached_property
     def are_stored_by_lines(self) -> bool:
-        """Whether `out` exceeds the caches and is stored by whole lines, perhaps by `split_by_lines`."""
+        """Whether `out` exceeds the caches and can be stored by whole lines, perhaps by blocks aligned to them."""
         if not exceeds_all_caches(constant_size(self.out.shape) * self.out.dtype.nbytes, self.target):
             return False
         return self.are_whole_lines or "memory_strides" not in self.out.op.attrs
@@ -100,76 +93,102 @@ class Columns:
         return max(sets.values(), default=0) > _MOST_OF_A_SET
 
 
-def split_into_column_blocks(
-    s: te.Schedule, columns: Columns, width: int, work: float
-) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
-    """Split the columns into blocks of `width`; parts of several blocks are parallel.
+class Loops(NamedTuple):
+    """The loops of a stage over the rows of a block and over the vectors of a row."""
 
-    Returns the loop over blocks, the one over rows, and the one over the columns of a block. The next block is first
-    read while the results of one are stored (software pipelining): arithmetic of neither waits for memory.
+    rows: te.IterVar
+    vectors: te.IterVar
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of `stage` over the rows of a block: `width` columns at a time, of which vectors or rows are unrolled.
+
+    All columns of a row come before the next row or, with `block`, all rows of so many columns before the next columns.
+    `fused`: the loop that it shares with the passes beside it.
     """
-    out, axis = columns.out, columns.axis
-    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
-    factor = _blocks_of_a_part(columns, width) * width
-    part, within = s[out].split(last, factor=factor, tail="shift")
-    block, column = s[out].split(within, factor=width)
-    s[out].reorder(*outer[:axis], part, block, outer[axis], column)
-    _overlap_blocks(s, columns, part, block, work)
-    return block, outer[axis], column
+
+    stage: te.Tensor
+    width: int
+    block: int = 0
+    unroll: Literal["", "vectors", "rows"] = ""
+    fused: te.IterVar | None = None
+
+    def apply(self, s: te.Schedule) -> Loops:
+        """Order and vectorise the loops of the stage."""
+        stage = s[self.stage]
+        *data, column = stage.op.axis
+        rows = list(stage.op.reduce_axis)
+        if not rows:
+            data, rows = data[:-1], data[-1:]
+        if self.block:
+            blocks, column = stage.split(column, factor=self.block)
+            data.append(blocks)
+        vectors, lane = stage.split(column, factor=self.width)
+        stage.reorder(*data, *rows, vectors, lane)
+        for loop in {"": [], "vectors": [vectors], "rows": rows[-1:]}[self.unroll]:
+            stage.unroll(loop)
+        stage.vectorize(lane)
+        if self.fused is not None:
+            stage.pragma(self.fused, "fuse_with_next")
+        return Loops(rows[-1] if rows else vectors, vectors)
 
 
-def split_by_lines(
-    s: te.Schedule, columns: Columns, width: int, work: float
-) -> tuple[te.IterVar, te.IterVar]:
-    """Split columns into cache-line-aligned blocks, which are written with non-temporal stores.
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Blocks of `width` columns of each row, stored `vector` at a time; parts of several blocks are parallel.
 
-    Returns the loops over blocks and rows. A block, `width` columns with the line that it shares with the next one (see
-    `te.Stage.split_lines`), is computed wholly.
+    The next block is first read while the results of one are stored (software pipelining): arithmetic of neither waits
+    for memory. The results of `unrolled` rows are stored by one iteration. `aligned`: blocks begin on cache lines
+    though rows do not, for non-temporal stores by lines; a block then also computes the line that it shares with the
+    next one (see `te.Stage.split_lines`).
     """
-    out, axis, line = columns.out, columns.axis, columns.line
-    outer = s[out].op.axis[: axis + 1]
-    s[out].fuse(*s[out].op.axis[axis + 1 :])
-    tile, each, column = s[out].split_lines(width - line, line)
-    factor = _blocks_of_a_part(columns, width - line)
-    part, block = s[out].split(tile, factor=factor, tail="shift")
-    s[out].reorder(*outer[:axis], part, block, outer[axis], each, column)
-    s[out].unroll(each)
-    s[out].vectorize(column)
-    _overlap_blocks(s, columns, part, block, work)
-    return block, outer[axis]
 
+    width: int
+    vector: int
+    unrolled: int = 0
+    aligned: bool = False
 
-def _blocks_of_a_part(columns: Columns, width: int) -> int:
-    """Number of blocks of `width` columns in a part."""
-    blocks = columns.count // width
-    share = constant_size(columns.out.shape[: columns.axis]) * blocks // (_SHARES * columns.target.num_cores)
-    parts = -(-blocks // max(2, min(_MOST_BLOCKS, share)))
-    return max(2, -(-blocks // parts))
+    def apply(
+        self, s: te.Schedule, columns: Columns, passes: Sequence[Pass], work: float
+    ) -> tuple[te.IterVar, dict[te.Tensor, Loops]]:
+        """Run `passes` over each block, then store its results; returns the loop over blocks, and those of all passes.
+        """
+        out, axis = columns.out, columns.axis
+        outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
+        if self.aligned:
+            tile, vectors, column = s[out].split_lines(self.step(columns), columns.line)
+            part, block = s[out].split(tile, factor=self._blocks_of_a_part(columns), tail="shift")
+            s[out].unroll(vectors)
+        else:
+            part, within = s[out].split(last, factor=self._blocks_of_a_part(columns) * self.width, tail="shift")
+            block, within = s[out].split(within, factor=self.width)
+            vectors, column = s[out].split(within, factor=self.vector)
+        s[out].reorder(*outer[:axis], part, block, outer[axis], vectors, column)
+        s[out].vectorize(column)
+        s[out].pragma(block, "overlap_iterations")
+        parallel(s, out, s[out].fuse(*outer[:axis], part), work, vector_lanes(columns.target))
+        row = outer[axis]
+        if self.unrolled:
+            _, row = s[out].split(row, factor=self.unrolled)
+            s[out].unroll(row)
+        for each in passes:
+            s[each.stage].compute_at(s[out], block)
+        return block, {out: Loops(row, vectors), **{each.stage: each.apply(s) for each in passes}}
 
+    def step(self, columns: Columns) -> int:
+        """Columns from the beginning of one block to that of the next."""
+        return self.width - columns.line if self.aligned else self.width
 
-def _overlap_blocks(s: te.Schedule, columns: Columns, part: te.IterVar, block: te.IterVar, work: float) -> None:
-    """Parallelise the parts, and overlap each block with the next one."""
-    out, axis = columns.out, columns.axis
-    s[out].pragma(block, "overlap_iterations")
-    parallel(s, out, s[out].fuse(*s[out].op.axis[:axis], part), work, vector_lanes(columns.target))
-
-
-def vectorize_columns(s: te.Schedule, tensor: te.Tensor, width: int, *, unroll: bool = False) -> te.IterVar:
-    """Vectorise the last dimension of `tensor`, a strided axis being outside of it; returns the loop over vectors.
-
-    A reduction goes row by row, over all columns of each.
-    """
-    *data, column = s[tensor].op.axis
-    vectors, lane = s[tensor].split(column, factor=width)
-    s[tensor].reorder(*data, *s[tensor].op.reduce_axis, vectors, lane)
-    if unroll:
-        s[tensor].unroll(vectors)
-    s[tensor].vectorize(lane)
-    return vectors
+    def _blocks_of_a_part(self, columns: Columns) -> int:
+        blocks = columns.count // self.step(columns)
+        share = constant_size(columns.out.shape[: columns.axis]) * blocks // (_SHARES * columns.target.num_cores)
+        parts = -(-blocks // max(2, min(_MOST_BLOCKS, share)))
+        return max(2, -(-blocks // parts))
 
 
 def prefetch_columns(
-    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, columns: Columns, width: int,
+    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int,
     place: Callable[..., tuple[Any, Any]],
 ) -> None:  # fmt: skip
     """Prefetch in each iteration of `loop` `width` columns that will be read and written.
@@ -189,21 +208,21 @@ def prefetch_columns(
         s[stage].prefetch(out, loop, te.Prefetch(first, order=indices, written=True))
 
 
-def prefetch_column_blocks(
-    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, nbytes: int
-) -> None:
-    """Prefetch, with each cache line in `loop` of `stage`, one of a row that is a memory latency ahead.
+def prefetch_later_rows(
+    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int, *, rows: int, step: int,
+    rows_of_a_part: int = 0,
+) -> None:  # fmt: skip
+    """Prefetch, in each iteration of `loop` of `stage`, `width` columns `rows` later, in this block or the next one.
 
-    It is of this block, of `nbytes` of each row, or of the next one.
+    Blocks begin `step` columns apart. Where rows are unaligned, only the cache line at a block's end is new.
+    `rows_of_a_part`: rows have two indices in `stage`, that of a part of so many rows, and the one in it.
     """
-    rows, axis = columns.rows, columns.axis
-    further = min(rows_ahead(nbytes), rows)
-    shared = 0 if columns.are_whole_lines else columns.line  # columns that a block shares with the next one
-    end, step = max(shared - 1, 0), nbytes // columns.out.dtype.nbytes - shared
+    axis, end = columns.axis, 0 if columns.are_whole_lines else columns.line - 1
+    further = min(rows, columns.rows)
 
     def place(*i: Any) -> tuple[Any, Any]:
-        row, column = i[axis] + further, i[axis + 1] + end
-        over = row >= rows
-        return te.select(over, row - rows, row), te.select(over, column + step, column)
+        row = (i[axis] * rows_of_a_part + i[axis + 1] if rows_of_a_part else i[axis]) + further
+        over = row >= columns.rows
+        return te.select(over, row - columns.rows, row), te.select(over, i[-1] + (step + end), i[-1] + end)
 
-    prefetch_columns(s, stage, loop, columns, columns.line, place)
+    prefetch_columns(s, columns, stage, loop, width, place)

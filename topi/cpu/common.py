@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "fuses_inner", "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer",
-    "split_columns", "tile_columns", "vectorize_panel", "vectorize_runs",
+    "attach", "fuses_inner", "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel",
+    "parallel_outer", "split_columns", "tile_columns", "vectorize_panel", "vectorize_runs",
 ]  # fmt: skip
 
 
@@ -58,6 +58,12 @@ def split_columns(
         return [outer], inner
     within, inner = s[tensor].split(inner, factor=tile, tail="shift")
     return [outer, within], inner
+
+
+def attach(s: te.Schedule, tensor: te.Tensor, out: te.Tensor, loop: te.IterVar) -> None:
+    """Compute what each iteration of a loop of `out` needs of `tensor`, in local memory."""
+    s[tensor].set_scope("local")
+    s[tensor].compute_at(s[out], loop)
 
 
 def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> te.Tensor:

@@ -1,9 +1,9 @@
-"""Facts about kernels that normalise rows, computed once, by which their schedules are chosen."""
+"""Facts about kernels that normalise rows, by which their schedules are chosen, and the stages around a norm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,15 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Binary, Call, Select
 from relayc.topi.candidates import KernelFacts
-from relayc.topi.cpu.elements import CALL_COST
-from relayc.topi.groups import constant_size
+from relayc.topi.cpu.elements import CALL_COST, element_cost, vectorize_elements
+from relayc.topi.cpu.reductions.reduction import vectorize_reduction
+from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from relayc.backend.target import Target
+    from collections.abc import Iterable
 
-__all__ = [
-    "RowFacts", "elements_of", "exceeds_caches", "exceeds_private_caches", "is_worth_keeping", "split_at",
-    "uses_reduction",
-]  # fmt: skip
+__all__ = ["RowFacts", "estimated_work", "inline_others", "is_worth_keeping", "statistics_at", "uses_reduction"]
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
@@ -30,24 +28,51 @@ second pass."""
 
 @dataclass(frozen=True, eq=False)
 class RowFacts(KernelFacts):
-    """A kernel whose anchor normalises rows: each has all elements along the dimensions `axes` of the result."""
+    """A kernel whose anchor normalises rows: each has all elements along the dimensions `axes` of the result.
+
+    `group`: indices of the last other dimension that are one row.
+    """
 
     axes: tuple[int, ...]
+    group: int = 1
+
+    def over(self, axes: Iterable[int]) -> RowFacts:
+        """The same kernel with rows of other dimensions."""
+        return replace(self, axes=tuple(axes), group=1)
+
+    def of(self, out: te.Tensor, anchor: te.Operation) -> RowFacts:
+        """The kernel as it has been rewritten."""
+        return replace(self, outs=[out], anchor=anchor)
+
+    @property
+    def elements(self) -> te.Tensor:
+        """The input that the anchor normalises."""
+        return next(t for t in self.anchor.input_tensors if tuple(t.shape) == tuple(self.result.shape))
+
+    @property
+    def others(self) -> list[int]:
+        """The dimensions by which rows are counted."""
+        return [a for a in range(self.result.ndim) if a not in self.axes]
 
     @property
     def are_last(self) -> bool:
         """Whether rows are the last dimension alone."""
         return self.axes == (self.result.ndim - 1,)
 
+    @property
+    def are_along(self) -> bool:
+        """Whether elements of a row are contiguous in memory."""
+        return self.result.ndim - 1 in self.axes
+
     @cached_property
     def length(self) -> int:
         """Elements of a row."""
-        return constant_size([self.result.shape[a] for a in self.axes])
+        return constant_size([self.result.shape[a] for a in self.axes]) * self.group
 
     @cached_property
     def count(self) -> int:
         """Number of rows."""
-        return constant_size([d for a, d in enumerate(self.result.shape) if a not in self.axes])
+        return constant_size([self.result.shape[a] for a in self.others]) // self.group
 
     @property
     def row_bytes(self) -> int:
@@ -55,45 +80,34 @@ class RowFacts(KernelFacts):
         return self.length * self.result.dtype.nbytes
 
     @property
+    def exceed_private_caches(self) -> bool:
+        """Whether a second pass over a row would miss the caches private to a core."""
+        return self.row_bytes > self.target.cache_bytes.l2 // _SHARE_OF_L2
+
+    @property
     def exceed_caches(self) -> bool:
         """Whether a second pass over rows would miss all caches, or cores would be idle."""
-        return exceeds_caches(self.row_bytes, self.count, self.target)
+        row, l2, l3 = self.row_bytes, self.target.cache_bytes.l2, self.target.cache_bytes.l3
+        return row > max(l3 // _SHARE_OF_LLC, l2) or (row > l2 and self.count < self.target.num_cores)
 
     @cached_property
     def around(self) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
         """The stages that the anchor reads, and the anchor with those that read it."""
-        return split_at(self.stages, self.anchor)
+        return _split_at(self.stages, self.anchor)
 
     def kept(self, *, in_l1: bool) -> list[te.ComputeOp]:
         """The stages before the anchor that are computed once for a row and kept: see `is_worth_keeping`."""
         return [op for op in self.around[0] if is_worth_keeping(op, self.stages, self.anchor, in_l1=in_l1)]
 
 
-def exceeds_caches(row: int, rows: int, target: Target) -> bool:
-    """Whether a second pass over `rows` rows of `row` bytes would miss all caches, or cores would be idle."""
-    l2, l3 = target.cache_bytes.l2, target.cache_bytes.l3
-    return row > max(l3 // _SHARE_OF_LLC, l2) or (row > l2 and rows < target.num_cores)
-
-
-def exceeds_private_caches(row: int, target: Target) -> bool:
-    """Whether a second pass over a row of so many bytes would miss the caches private to a core."""
-    return row > target.cache_bytes.l2 // _SHARE_OF_L2
-
-
-def elements_of(anchor: te.Operation) -> te.Tensor:
-    """The input that a norm normalises."""
-    return next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
-
-
-def split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """The stages that the anchor reads, and the anchor with those that read it."""
+def _split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
     needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
     return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
 
 
 def uses_reduction(op: te.Operation) -> bool:
     """Whether a stage is a reduction, or computed from the result of one."""
-    return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
+    return any(o.reduce_axis for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp))
 
 
 def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
@@ -116,3 +130,38 @@ def _operations(op: te.Operation) -> int:
     values = [e for e in nodes if isinstance(e, Binary) and e.dtype.is_float]
     choices, calls = ([e for e in nodes if isinstance(e, kind)] for kind in (Select, Call))
     return len(values) + 2 * len(choices) + CALL_COST * len(calls)
+
+
+def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
+    """Inline the stages behind the anchor and those in front of its statistics; returns the stages before it."""
+    stages = [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)]
+    before, behind = _split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not uses_reduction(op)):
+            s[op].compute_inline()
+    return before
+
+
+def statistics_at(
+    s: te.Schedule, before: Sequence[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int,
+    together: int = 1,
+) -> list[tuple[te.Tensor, te.IterVar]]:  # fmt: skip
+    """Compute the stages that depend on reductions at the loop `row` of `out`; rows have `first` indices.
+
+    `together`: rows per iteration. Returns the stages that hold whole rows, with their loops over vectors.
+    """
+    rows: list[tuple[te.Tensor, te.IterVar]] = []
+    for op in [op for op in before if uses_reduction(op)]:
+        result = op.output(0)
+        s[result].compute_at(s[out], row)
+        if op.reduce_axis:
+            vectorize_reduction(s, result, lanes, (result, s[result].op.axis[0]) if together > 1 else (out, row))
+        elif len(op.axis) > first:
+            axis = s[result].op.axis[-1]
+            rows.append((result, vectorize_elements(s, result, axis, extent_of(axis), lanes)))
+    return rows
+
+
+def estimated_work(out: te.Tensor) -> float:
+    """Estimate the scalar operations of a kernel whose stages all have the shape of `out`."""
+    return constant_size(out.shape) * element_cost(operations_behind([out]))

@@ -5,30 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir.decisions import Refused, note
-from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import uses_reduction
-from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others
+from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, uses_reduction
 from relayc.topi.cpu.prefetch import in_sequence, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
-from relayc.topi.cpu.reductions.reduction import (
-    pass_across,
-    pass_along,
-    schedule_across,
-    schedule_along,
-    vectorize_reduction,
-)
-from relayc.topi.cpu.stagewise import stage_by_stage
+from relayc.topi.cpu.reductions.reduction import reduce_across, vectorize_reduction
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from relayc.topi.groups import constant_size, extent_of, likely_extent
 from relayc.topi.moments import Moments
-from relayc.topi.registry import Rank, register_schedule
-from relayc.topi.tag import VARIANCE
 from relayc.topi.tuning import choose
-from relayc.topi.utils import num_elements, same_dim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +24,8 @@ if TYPE_CHECKING:
     from relayc.te.tir import Dim
 
 __all__ = [
-    "part_by_part",
-    "part_sizes",
-    "schedule_by_moments",
-    "schedule_moments_at",
-    "schedule_moments_at_root",
-    "schedule_rows_by_moments",
-    "schedule_variance",
+    "part_by_part", "part_sizes", "schedule_by_moments", "schedule_moments_at", "schedule_moments_at_root",
+    "schedule_parts",
 ]  # fmt: skip
 
 _COLUMNS = 1024
@@ -57,8 +39,6 @@ _PIECE_BYTES = 1024
 loaded and stored again."""
 _LINES_OF_PARTS = 8
 """Lines taken at once where they are not whole vectors: vector tails cost more than memory order gains."""
-_SHARE_ALONG, _SHARE_ACROSS = 4, 2
-"""Divisors of the L2 size, for rows along memory and along a strided axis: the most that two passes go over."""
 _LIKELY = 64
 """Assumed length of a dynamic dimension, in elements."""
 
@@ -127,7 +107,7 @@ def part_by_part(
     return part
 
 
-def _schedule_moments(
+def schedule_parts(
     s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None,
     prefetched: bool = False,
 ) -> None:  # fmt: skip
@@ -155,9 +135,10 @@ def _schedule_moments(
             partials = vectorize_reduction(s, stage, lanes, (parts, part))
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
-        if not in_l1:
-            by_itself = not prefetched and (not across or block <= _columns_in_registers(target))
-            _prefetch_ahead(s, busy, loop, moments.x, target, by_itself=by_itself)
+        # where results stay in registers, out-of-order execution runs far enough ahead on cores with few fill buffers
+        by_itself = not prefetched and (not across or block <= _columns_in_registers(target))
+        if not in_l1 and not (by_itself and has_few_fill_buffers(target)):
+            _prefetch_ahead(s, busy, loop, moments.x, target)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
@@ -193,79 +174,55 @@ def _columns_in_registers(target: Target) -> int:
     return (target.vector_registers - 2) // 3 * vector_lanes(target)
 
 
-def _prefetch_ahead(
-    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target, *, by_itself: bool
-) -> None:
+def _prefetch_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target) -> None:
     """Prefetch, in each iteration of `loop`, a little ahead in `x`, or in the tensor it reshapes, if it exceeds caches.
-
-    `by_itself`: results stay in registers and only memory is read. Out-of-order execution runs far enough ahead then
-    on cores with few line-fill buffers, where prefetches would only cost time.
     """
-    if by_itself and has_few_fill_buffers(target):
-        return
     for tensor in (x, *x.op.input_tensors):
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
             s[stage].prefetch(tensor, loop, in_sequence(tensor, target))
 
 
-def schedule_by_moments(
-    s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, first: int, target: Target
-) -> te.Schedule:
-    """Compute the normalisation `result` as `norm`: one pass for its `moments`, one that normalises.
+def schedule_by_moments(rows: RowFacts, moments: Moments, norm: te.Tensor, *, by_rows: bool = False) -> te.Schedule:
+    """Compute a normalisation as `norm`: one pass for its `moments`, one that normalises.
 
-    Dimensions from `first` on are fused into one, so that non-temporal stores begin with whole cache lines.
+    `by_rows`: each row is normalised while a cache holds it. Otherwise the dimensions behind those of rows are fused
+    into one, so that non-temporal stores begin with whole cache lines.
     """
-    s.recompute(result, norm)
+    s, target = rows.create_schedule(), rows.target
+    s.recompute(rows.result, norm)
     out = s.outputs[0].output(0)
-    before = inline_others(s, out, s.current(result).op)
-    schedule_moments_at_root(s, before, moments, target)
-    axes = list(s[out].op.axis)
-    vectors, _ = vectorize_rows(s, out, axes[first:], target)
-    parallel_outer(s, out, [*axes[:first], vectors], estimated_work(out), target)
-    return s
-
-
-def schedule_rows_by_moments(
-    s: te.Schedule,
-    result: te.Tensor,
-    norm: te.Tensor,
-    moments: Moments,
-    outer: Sequence[int],
-    target: Target,
-    group: int = 1,
-) -> te.Schedule:
-    """Compute the normalisation `result` as `norm` row by row: each is normalised while a cache holds it.
-
-    Rows are indexed by the dimensions `outer`; `group` consecutive indices of the last of them are one row.
-    """
-    s.recompute(result, norm)
-    out, lanes = s.outputs[0].output(0), vector_lanes(target)
-    before = inline_others(s, out, s.current(result).op)
-    axes = list(s[out].op.axis)
-    rows, trailing = [axes[a] for a in outer], axes[max(outer) + 1 :]
-    s[out].reorder(*rows, *[axis for a, axis in enumerate(axes) if a not in outer])
-    if group > 1:
-        rows[-1], _ = s[out].split(rows[-1], factor=group)
-    row = s[out].fuse(*rows)
-    parallel(s, out, row, estimated_work(out), lanes)
-    if moments.x.ndim - 1 in moments.sizes:
-        vectorize_rows(s, out, trailing, target)
+    before, axes, work = inline_others(s, out, s.current(rows.result).op), list(s[out].op.axis), estimated_work(out)
+    first = max(rows.others, default=-1) + 1
+    if not by_rows:
+        schedule_moments_at_root(s, before, moments, target)
+        outer = axes[: first if rows.are_along else -1]
+        vectors, _ = vectorize_rows(s, out, axes[len(outer) :], target)
+        parallel_outer(s, out, [*outer, vectors], work, target)
+        return s
+    outer = [axes[a] for a in rows.others]
+    s[out].reorder(*outer, *[axes[a] for a in rows.axes])
+    if rows.group > 1:
+        outer[-1], _ = s[out].split(outer[-1], factor=rows.group)
+    row = s[out].fuse(*outer)
+    parallel(s, out, row, work, vector_lanes(target))
+    if rows.are_along:
+        vectorize_rows(s, out, axes[first:], target)
     else:
-        vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
+        vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), vector_lanes(target))
     schedule_moments_at(s, before, moments, out, row, target)
     return s
 
 
 def schedule_moments_at_root(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target) -> None:
     """Compute `moments`, and the stages of `before` that use them, at root, before the normalisation."""
-    _schedule_moments(s, moments, target)
+    schedule_parts(s, moments, target)
     for op in before:
         statistic = op.output(0)
         if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
             continue
         if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
-            schedule_across(s, statistic, statistic, target)
+            reduce_across(s, statistic, [statistic], target)
         elif not op.reduce_axis:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), vector_lanes(target))
 
@@ -279,7 +236,7 @@ def schedule_moments_at(
     `prefetched`: their input was prefetched a row ahead.
     """
     lanes = vector_lanes(target)
-    _schedule_moments(s, moments, target, (out, row), prefetched)
+    schedule_parts(s, moments, target, (out, row), prefetched)
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):
             continue
@@ -291,45 +248,3 @@ def schedule_moments_at(
             add_up_lines(s, statistic, lanes)
         else:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
-
-
-@register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)
-def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Schedule a variance with an elementwise tail: two passes over rows in a cache, or parts where they don't fit."""
-    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
-
-
-def _mean_and_variance(kernel: KernelFacts) -> te.Schedule | Refused:
-    s, outs, anchor, target = kernel.create_schedule(), kernel.outs, kernel.anchor, kernel.target
-    if not kernel.has_one_result:
-        return Refused("there are several results")
-    inline_injective(s, outs, keep=[anchor])
-    x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
-    total = next(t for t in anchor.input_tensors if uses_reduction(t.op))
-    axes, out = anchor.attrs["axes"], s.outputs[0].output(0)
-    along, l2 = x.ndim - 1 in axes, target.cache_bytes.l2
-    fitting = part_sizes(x.shape, x.dtype.nbytes, axes, target, l2 // (_SHARE_ALONG if along else _SHARE_ACROSS))
-    fits = all(same_dim(fitting[a], x.shape[a]) for a in axes)
-    note("variance", "two passes" if fits else "moments of parts", part=", ".join(map(str, fitting.values())))
-    if fits:
-        length = max(constant_size([x.shape[a] for a in axes]), 1)
-        (pass_along if along else pass_across)(s, out, (total, anchor.output(0)), length, target)
-        return s
-    sizes = part_sizes(x.shape, x.dtype.nbytes, axes, target)
-    moments = Moments(x, sizes, "variance", keepdims=anchor.attrs["keepdims"])
-    count = te.cast(moments.wide, num_elements([x.shape[a] for a in axes]))
-    sums = moments.sum()
-    squares = moments.squared_distances(lambda *i: sums(*i) / count)
-    s.recompute(anchor.output(0), squares)
-    _schedule_moments(s, moments, target)
-    out, result = s.outputs[0].output(0), s.current(anchor.output(0))
-    combine = schedule_along if along else schedule_across
-    combine(s, s.current(sums), s.current(sums), target)
-    combine(s, out, result, target)
-    return s
-
-
-_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
-    ("mean and variance", _mean_and_variance),
-    ("stage by stage", stage_by_stage),
-)

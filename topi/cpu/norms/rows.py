@@ -10,13 +10,12 @@ from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, uses_reduction
+from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at, uses_reduction
 from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
 from relayc.topi.cpu.norms.moments import part_by_part, part_sizes, schedule_by_moments
-from relayc.topi.cpu.norms.row_statistics import estimated_work, inline_others, prefetch_next_rows, statistics_at
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of, prefetch_rows
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
@@ -140,9 +139,12 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if speculative:
         busy.append(_speculate_rows(s, rows.anchor, first, lanes))
-    length = constant_size([extent_of(a) for a in axes[first:]])
+    (tensor, loop), length = busy[-1], constant_size([extent_of(a) for a in axes[first:]])
+    # the next row, where memory is idle; and this row's results, by a stage that precedes the writing pass
     always = rows.anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
-    prefetch_next_rows(s, out, busy[-1], length, target, always=always)
+    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)
+    if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
+        s[tensor].prefetch(out, loop, te.Prefetch())
     note("rows at a time", str(together), kept=len(kept), speculative=speculative, row=length)
     return s
 
@@ -198,7 +200,7 @@ def _schedule_by_moments(rows: RowFacts) -> te.Schedule:
     beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "layer_norm")
     norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
-    return schedule_by_moments(rows.create_schedule(), rows.result, norm, moments, rows.axes[0], rows.target)
+    return schedule_by_moments(rows, moments, norm)
 
 
 def _are_long(rows: RowFacts) -> Serves | Refused:

@@ -1,33 +1,31 @@
-"""Softmax and normalisations along a strided axis on CPUs: adjacent columns together, as blocks of columns."""
+"""Softmax and normalisations along a strided axis on CPUs: blocks of adjacent columns, over whose rows stages pass."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
-from relayc.topi.cpu.column_blocks import (
-    Columns,
-    prefetch_columns,
-    split_into_column_blocks,
-)
+from relayc.te.rewrite import map_reads
+from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
+from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, Pass, prefetch_columns, prefetch_later_rows
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
-from relayc.topi.cpu.norms.collapsed_columns import collapse_columns
-from relayc.topi.cpu.norms.copied_blocks import is_worth_copying, schedule_copied_blocks, with_cached_input
-from relayc.topi.cpu.norms.facts import RowFacts, elements_of, uses_reduction
-from relayc.topi.cpu.norms.softmax_parts import softmax_by_parts
-from relayc.topi.cpu.norms.unshifted_blocks import unshifted_block_lines, unshifted_softmax_in_blocks
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
+from relayc.topi.cpu.norms.facts import RowFacts, is_worth_keeping, uses_reduction
+from relayc.topi.cpu.norms.strided_softmax import softmax_by_parts, unshifted_block_lines, unshifted_softmax_in_blocks
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
-from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
-from relayc.topi.utils import ravel_index
+from relayc.topi.registry import operations_behind
+from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["schedule_strided_axis"]
+__all__ = ["is_worth_copying", "schedule_strided_axis"]
 
 _FEWEST_ROWS_OF_PARTS = 40
 _LEAST_BYTES_OF_PARTS = 2048
@@ -36,20 +34,30 @@ _OTHER_REGISTERS = 8
 """Vector registers for the exponential of a vector, its maximum and its sum."""
 _BLOCKS_AHEAD = 4
 """Prefetch distance in column blocks, for reads and writes: a longer one evicts data still in use."""
+_BLOCK_BYTES = 512
+"""Bytes of each row in a copied block: less reads slowly under cache-set conflicts, more is no faster."""
+_BLOCK_BYTES_FEW_BUFFERS = 256
+"""`_BLOCK_BYTES` on cores with few line-fill buffers, for rows of whole cache lines without set conflicts."""
+_FEW_ROWS = 28
+"""Rows that the hardware prefetcher follows as concurrent streams, unless they have cache-set conflicts."""
+_SHARE_OF_L2 = 2
+"""Divisor of the L2 size: the most bytes of a copied block."""
+_SHARE_OF_REGISTERS = 4
+"""Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
 def schedule_strided_axis(rows: RowFacts) -> te.Schedule:
     """Schedule rows along a strided axis: blocks of adjacent columns, over whose lines every stage passes."""
     s, (axis, *_), target = rows.create_schedule(), rows.axes, rows.target
-    few = _fits_in_registers(Columns(rows.out, axis, target), _stages_around(rows)[0])
+    few = _fits_in_registers(Columns(rows.out, axis, target), _stages_before(rows))
     copied = Refused("registers hold a column of every row") if few else is_worth_copying(rows)
-    anchor = with_cached_input(s, rows) if copied else rows.anchor
-    anchor = collapse_columns(s, anchor, axis, [elements_of(anchor).op] if copied else [])
+    anchor = _with_cached_input(s, rows) if copied else rows.anchor
+    anchor = _collapse_columns(s, anchor, axis, [rows.of(rows.out, anchor).elements.op] if copied else [])
     collapsed = len(anchor.axis) == axis + 2
-    copy = elements_of(anchor) if copied and collapsed else None
     columns = Columns(s.outputs[0].output(0), axis, target)
-    out = columns.out
-    before, behind = _stages_around(RowFacts([out], anchor, target, rows.axes))
+    out, rows = columns.out, rows.of(columns.out, anchor)
+    before, behind = _stages_before(rows), rows.around[1]
+    copy = rows.elements if copied and collapsed else None
     inline_injective(s, [out], keep=[anchor, *before, *([] if copy is None else [copy.op])])
     for op in behind:
         if op is not out.op:
@@ -64,19 +72,16 @@ def schedule_strided_axis(rows: RowFacts) -> te.Schedule:
         if largest is None or anchor.attrs.get("log"):
             return Refused("no softmax, or its logarithm")
         worth = _is_worth_parts(columns)
-        if not worth:
-            return worth
-        kept = any(not uses_reduction(op) for op in before)
-        if lines := unshifted_block_lines(columns):
+        if worth and (lines := unshifted_block_lines(columns)):
             unshifted_softmax_in_blocks(s, anchor, lines, work, target)
-        else:
-            softmax_by_parts(s, anchor, largest, kept, work, target)
-        return True
+        elif worth:
+            softmax_by_parts(s, anchor, largest, any(not uses_reduction(op) for op in before), work, target)
+        return worth
 
     def in_copied_blocks() -> Serves | Refused:
         if copy is None:
             return apart if copied else copied
-        schedule_copied_blocks(s, columns, copy, before, work)
+        _schedule_copied_blocks(s, columns, copy, before, work)
         return True
 
     def in_registers() -> Serves | Refused:
@@ -102,10 +107,116 @@ def schedule_strided_axis(rows: RowFacts) -> te.Schedule:
     return s
 
 
-def _stages_around(rows: RowFacts) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """Return the stages computed once per row in front of the anchor, and the anchor with all that read it."""
-    (before, behind), kept = rows.around, rows.kept(in_l1=False)
-    return [op for op in before if uses_reduction(op) or op in kept], behind
+def _stages_before(rows: RowFacts) -> list[te.ComputeOp]:
+    """Return the stages in front of the anchor that are computed once per row."""
+    kept = rows.kept(in_l1=False)
+    return [op for op in rows.around[0] if uses_reduction(op) or op in kept]
+
+
+def _with_cached_input(s: te.Schedule, rows: RowFacts) -> te.Operation:
+    """Return the anchor reading its elements from a stage that can be buffered: a computed one, or a `cache_read`."""
+    x = rows.elements
+    if isinstance(x.op, te.PlaceholderOp):
+        s.cache_read(x, "local", [op for op in rows.stages if x in op.input_tensors])
+    return s.current(rows.result).op
+
+
+def _collapse_columns(s: te.Schedule, anchor: te.Operation, axis: int, keep: Sequence[te.Operation]) -> te.Operation:
+    """Collapse the dimensions behind `axis` of `anchor` and of the stages it reads, which have statistics along `axis`.
+
+    So planes of images are one run of columns. `keep`: stages to be computed once for all passes, besides those that
+    `is_worth_keeping` names. Returns the new anchor operation, whose result is read back in the original shape. Nothing
+    changes where there is one dimension already, sizes are dynamic, or elements are not read at their own indices.
+    """
+    shape = anchor.output(0).shape[axis + 1 :]
+    sizes = [d for d in shape if isinstance(d, int)]
+    if len(shape) < 2 or len(sizes) < len(shape):
+        return anchor
+    collapsed: dict[te.Tensor, te.Tensor] = {}
+    ops = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    for op in ops:
+        if op in keep or uses_reduction(op) or is_worth_keeping(op, ops, anchor, in_l1=False):
+            if op.num_outputs > 1 or not _reads_own_index(op, collapsed, len(sizes)):
+                return anchor
+            collapsed[op.output(0)] = _collapse(op, collapsed, sizes).output(0)
+    flat = collapsed[anchor.output(0)]
+    in_shape = lambda *i: flat(*i[: axis + 1], ravel_index(i[axis + 1 :], sizes))  # noqa: E731
+    s.recompute(anchor.output(0), te.compute(anchor.output(0).shape, in_shape, name=anchor.name, tag="injective"))
+    return flat.op
+
+
+def _reads_own_index(op: te.ComputeOp, collapsed: dict[te.Tensor, te.Tensor], count: int) -> bool:
+    """True if inputs that will be collapsed are read at the element's own indices in the last `count` dimensions."""
+    own = tuple([axis.var for axis in op.axis[-count:]])
+    loads = [e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer in collapsed]
+    return all(a is b for load in loads for a, b in zip(load.indices[-count:], own, strict=True))
+
+
+def _collapse(op: te.ComputeOp, collapsed: dict[te.Tensor, te.Tensor], sizes: Sequence[int]) -> te.ComputeOp:
+    """Return the operation with its last dimensions, of `sizes`, collapsed into one."""
+    count = len(sizes)
+    column = IterVar(Range(0, prod(sizes)), Var("column"), "data")
+    places = unravel_index(column.var, sizes)
+    values = {axis.var: place for axis, place in zip(op.axis[-count:], places, strict=True)}
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        flat = collapsed.get(load.producer)
+        return load if flat is None else flat(*load.indices[:-count], column.var)
+
+    body = [map_reads(e, read, values) for e in op.body]
+    return te.ComputeOp(op.name, op.tag, op.attrs, [*op.axis[:-count], column], body)
+
+
+def is_worth_copying(facts: RowFacts) -> Serves | Refused:
+    """True for a norm along a strided axis whose rows exceed the caches or conflict in them, while a block fits L2."""
+    out, target = facts.out, facts.target
+    columns = Columns(out, facts.axes[0], target)
+    norm, rows = facts.anchor.tag in ("standardize", "l2_normalize"), columns.rows
+    if not facts.has_one_result or not norm or not columns.are_static or out.dtype.nbytes < 4:
+        return Refused("no norm of one result of a static shape, in at least 32 bits")
+    if uses_reduction(facts.elements.op) or rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
+        return Refused(f"elements are reduced ones, or {rows} rows of {_BLOCK_BYTES} bytes exceed half of L2")
+    by_lines = columns.are_stored_by_lines or columns.are_whole_lines
+    if columns.row_bytes < 2 * _BLOCK_BYTES or not by_lines:
+        return Refused("rows are shorter than two blocks, or are not stored by whole cache lines")
+    large = rows > _FEW_ROWS and is_beyond_caches(out, target)
+    return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
+
+
+def _schedule_copied_blocks(
+    s: te.Schedule, columns: Columns, copy: te.Tensor, before: list[te.ComputeOp], work: float
+) -> None:
+    """Copy and accumulate each column block in one pass, which also stores the results of the block before.
+
+    The copy has up to 512 bytes of each row contiguously, so cache-set conflicts between rows don't matter; memory
+    reads and writes overlap.
+    """
+    target, line, lanes = columns.target, columns.line, vector_lanes(columns.target)
+    few = has_few_fill_buffers(target)
+    nbytes = _BLOCK_BYTES
+    if few and columns.are_whole_lines and not columns.have_set_conflicts:
+        nbytes = _BLOCK_BYTES_FEW_BUFFERS
+    width = nbytes // columns.out.dtype.nbytes
+    note("block", "copied", bytes_of_a_row=nbytes)
+    statistics = [op.output(0) for op in before if uses_reduction(op)]
+    first = next(t for t in statistics if t.op.reduce_axis)
+    in_registers = min(target.vector_registers // _SHARE_OF_REGISTERS * lanes, width)
+
+    def passed(tensor: te.Tensor) -> Pass:
+        if tensor is first:  # fused with the copy, so that the reduction needs no pass of its own
+            return Pass(tensor, LINE_BYTES // tensor.dtype.nbytes, 0, "vectors", tensor.op.reduce_axis[0])
+        if tensor.op.reduce_axis:  # as many columns at a time as have their sums in registers
+            return Pass(tensor, lanes, in_registers, "vectors")
+        return Pass(tensor, LINE_BYTES // tensor.dtype.nbytes)
+
+    plan = ColumnPlan(width, line, aligned=not columns.are_whole_lines)
+    unroll = "" if few else "vectors"  # unrolling would issue all prefetches of a row at once
+    copied = Pass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
+    _, loops = plan.apply(s, columns, [copied, *map(passed, statistics)], work)
+    s[columns.out].unroll(loops[columns.out].vectors)
+    prefetch_later_rows(
+        s, columns, copy, loops[copy].vectors, line, rows=rows_ahead(nbytes), step=plan.step(columns)
+    )
 
 
 def _is_worth_parts(columns: Columns) -> Serves | Refused:
@@ -147,23 +258,9 @@ def _fits_in_registers(columns: Columns, before: list[te.ComputeOp]) -> Serves |
 
 def _schedule_in_registers(s: te.Schedule, columns: Columns, before: list[te.ComputeOp], work: float) -> None:
     """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
-    out, axis, width = columns.out, columns.axis, columns.line
-    block_loop, row, column = split_into_column_blocks(s, columns, width, work)
-    s[out].unroll(row)
-    s[out].vectorize(column)
-    busy, line = out, row
-    for op in before:
-        result = op.output(0)
-        s[result].compute_at(s[out], block_loop)
-        *data, lane = op.axis
-        s[result].vectorize(lane)
-        if op.reduce_axis:
-            s[result].reorder(*data, *op.reduce_axis, lane)
-            s[result].unroll(op.reduce_axis[-1])
-        elif len(op.axis) > axis + 1:
-            busy, line = result, op.axis[axis]
-            s[result].unroll(line)
-    _prefetch_ahead(s, busy, line, columns, width, _BLOCKS_AHEAD * width)
+    plan = ColumnPlan(columns.line, columns.line, unrolled=columns.rows)
+    _, loops = plan.apply(s, columns, [Pass(op.output(0), columns.line, unroll="rows") for op in before], work)
+    _prefetch_blocks_ahead(s, columns, plan, before, loops)
 
 
 def _fits_in_blocks(columns: Columns) -> Serves | Refused:
@@ -192,25 +289,25 @@ def _schedule_column_blocks(s: te.Schedule, columns: Columns, before: list[te.Co
 
     Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
     """
-    out, axis = columns.out, columns.axis
-    lanes, width = vector_lanes(columns.target), _block_width(columns)
+    width = _block_width(columns)
     note("block", "cache lines", columns=width)
-    block_loop, row, column = split_into_column_blocks(s, columns, width, work)
-    _, each = s[out].split(row, factor=lines_per_step(extent_of(row)))
-    s[out].unroll(each)
-    _vectorize_block(s, out, column, width)
-    busy, row = out, each
-    for op in before:
-        result = op.output(0)
-        if op.reduce_axis:
-            for stage in add_up_in_registers(s, result, lanes):
-                s[stage].compute_at(s[out], block_loop)
-        else:
-            s[result].compute_at(s[out], block_loop)
-            _vectorize_block(s, result, op.axis[-1], width)
-            busy, row = (result, op.axis[axis]) if len(op.axis) > axis + 1 else (busy, row)
-    if is_streamed(out, width, columns.target):
-        _prefetch_ahead(s, busy, row, columns, width, _BLOCKS_AHEAD * width)
+    plan = ColumnPlan(width, width, unrolled=lines_per_step(columns.rows))
+    elementwise = [Pass(op.output(0), width) for op in before if not op.reduce_axis]
+    block, loops = plan.apply(s, columns, elementwise, work)
+    for op in [op for op in before if op.reduce_axis]:
+        for stage in add_up_in_registers(s, op.output(0), vector_lanes(columns.target)):
+            s[stage].compute_at(s[columns.out], block)
+    if is_streamed(columns.out, width, columns.target):
+        _prefetch_blocks_ahead(s, columns, plan, before, loops)
+
+
+def _prefetch_blocks_ahead(
+    s: te.Schedule, columns: Columns, plan: ColumnPlan, before: list[te.ComputeOp], loops: dict[te.Tensor, Loops]
+) -> None:
+    """Prefetch with each row of a block what is read and written some blocks later, in the stage that keeps rows."""
+    kept = [op.output(0) for op in before if not op.reduce_axis and len(op.axis) > columns.axis + 1]
+    stage = (columns.out, *kept)[-1]
+    _prefetch_ahead(s, stage, loops[stage].rows, columns, plan.width, _BLOCKS_AHEAD * plan.width)
 
 
 def _prefetch_ahead(
@@ -223,13 +320,7 @@ def _prefetch_ahead(
     def place(*i: Any) -> tuple[Any, Any]:
         return i[axis], ravel_index(i[axis + 1 : axis + 1 + len(own)], own) + ahead
 
-    prefetch_columns(s, stage, loop, columns, width, place)
-
-
-def _vectorize_block(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, width: int) -> None:
-    """Vectorise the columns of a block as one vector."""
-    _, lane = s[tensor].split(column, factor=width)
-    s[tensor].vectorize(lane)
+    prefetch_columns(s, columns, stage, loop, width, place)
 
 
 def _schedule_blocks(

@@ -11,12 +11,7 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.lines import add_up_lines
-from relayc.topi.cpu.reductions.reduction import (
-    pass_across,
-    pass_along,
-    schedule_across,
-    schedule_along,
-)
+from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
@@ -72,7 +67,7 @@ def _two_passes(kernel: KernelFacts) -> te.Schedule | Refused:
     note("position", "two passes" if at_once else "parts", along_memory=along)
     if at_once:
         passes = search.at_once(s, position)
-        (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
+        (reduce_along if along else reduce_across)(s, s.outputs[0].output(0), passes, target)
     elif along:
         search.in_one_part(s, position, target)
     else:
@@ -202,8 +197,8 @@ class _Search:
         found = self._stage("place", position.shape, place_in_part)
         self._replace(s, position, found)
         for stage in (values, result, chosen):
-            schedule_along(s, stage, stage, target)
-        schedule_along(s, s.outputs[0].output(0), found, target)
+            reduce_along(s, stage, [stage], target)
+        reduce_along(s, s.outputs[0].output(0), [found], target)
 
     def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
         """Run both passes over each part, and both over the results of the parts."""
@@ -230,8 +225,8 @@ class _Search:
         found = self._stage("place_of_parts", position.shape, self._over_parts(shape, of_places))
         self._replace(s, position, found)
         self._schedule_parts(s, places, (best, where), target)
-        schedule_across(s, result, result, target)
-        schedule_across(s, s.outputs[0].output(0), found, target)
+        reduce_across(s, result, [result], target)
+        reduce_across(s, s.outputs[0].output(0), [found], target)
 
     def _stage(self, what: str, shape: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
         """A stage with the attributes of the anchor that tell how it reduces."""

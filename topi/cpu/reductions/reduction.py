@@ -8,8 +8,8 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
-from relayc.topi.cpu.column_blocks import vectorize_columns
-from relayc.topi.cpu.common import parallel
+from relayc.topi.cpu.column_blocks import Pass
+from relayc.topi.cpu.common import attach, parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import (
     LINE_BYTES,
@@ -20,10 +20,8 @@ from relayc.topi.cpu.prefetch import (
     prefetch_rows,
     rows_ahead,
 )
-from relayc.topi.cpu.reductions.interleaved import reduce_lines_first
 from relayc.topi.cpu.reductions.lines import add_up_lines
-from relayc.topi.cpu.reductions.narrow_extrema import compare_as_integers
-from relayc.topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
+from relayc.topi.cpu.reductions.rewrites import compare_as_integers, reduce_lines_first, sum_bytes_in_parts
 from relayc.topi.cpu.reductions.short_rows import reduce_short_rows, rows_are_short
 from relayc.topi.cpu.tiling import (
     has_few_fill_buffers,
@@ -39,9 +37,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = [
-    "pass_across", "pass_along", "schedule_across", "schedule_along", "schedule_reduce", "vectorize_reduction",
-]  # fmt: skip
+__all__ = ["reduce_across", "reduce_along", "schedule_reduce", "vectorize_reduction"]
 
 _ACCUMULATORS = 4
 """Vector accumulators of partial results: enough to hide the latency of an addition."""
@@ -159,34 +155,45 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
         lines = reduce_lines_first(s, anchor, target)
         if lines is not None:
             note("reduction", "lines first, then lanes")
-            schedule_across(s, lines, lines, target)
-        schedule_along(s, s.outputs[0].output(0), s.current(anchor.output(0)), target)
+            reduce_across(s, lines, [lines], target)
+        reduce_along(s, s.outputs[0].output(0), [s.current(anchor.output(0))], target)
         return s
     narrow = sum_bytes_in_parts(s, anchor) if anchor.reduce_axis else None
-    schedule_across(s, s.outputs[0].output(0), s.current(anchor.output(0)), target, narrow)
+    reduce_across(s, s.outputs[0].output(0), [s.current(anchor.output(0))], target, narrow=narrow)
     return s
+
+
+def _length(op: te.Operation) -> int:
+    """Elements that are reduced to one."""
+    return constant_size([extent_of(a) for a in op.reduce_axis])
 
 
 def _work(op: te.Operation) -> float:
     return constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * 2.0
 
 
-def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
-    """Schedule the reduction `result`, along memory, with its tail `out`, which may be the same tensor: row by row."""
-    lanes, work = _lanes_along(s[result].op, target), _work(s[result].op)
-    axes = list(s[out].op.axis)
-    rows = constant_size([extent_of(a) for a in axes])
+def reduce_along(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], target: Target, speculation: te.Tensor | None = None
+) -> None:
+    """Schedule `passes` along memory, over the same rows, and `out`, which they are for or which the only one is.
+
+    Of several passes the last one prefetches the next row, or `speculation`, the reduction that speculates on its
+    result, does.
+    """
+    result, axes = passes[-1], list(s[out].op.axis)
+    rows, length = constant_size([extent_of(a) for a in axes]), _length(s[result].op)
+    single, work = len(passes) == 1, _work(s[result].op)
+    lanes = _lanes_along(s[result].op, target) if single else vector_lanes(target)
 
     def several_at_a_time() -> Serves | Refused:
         short = rows_are_short(s[result].op, out, target)
         if short:
-            local = s.cache_write(result, "local") if s[result].op is s[out].op else result
-            assert isinstance(local, te.Tensor)
-            reduce_short_rows(s, out, [local], work, target)
+            local = [s.cache_write(p, "local") if s[p].op is s[out].op else p for p in passes]
+            reduce_short_rows(s, out, local, work, target, speculation)
         return short
 
     def split_between_cores() -> Serves | Refused:
-        shared = _split_between_cores(s, result, work, rows, target)
+        shared = _split_between_cores(s, result, work, rows, target) if single else Refused("there are several passes")
         if not shared:
             return shared
         part, *data = s[shared].op.axis
@@ -196,29 +203,34 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
         return True
 
     def one_row() -> Serves | Refused:
-        if axes:
-            return Refused("there are several rows")
+        if axes or not single:
+            return Refused("there are several rows" if axes else "there are several passes")
         _prefetch_along(s, vectorize_reduction(s, result, lanes), target)
+        return True
+
+    def row_by_row() -> Serves:
+        row = s[out].fuse(*axes)
+        parallel(s, out, row, work, lanes)
+        partials: list[te.Tensor] = []
+        for each in passes:
+            if s[each].op is not s[out].op:
+                attach(s, each, out, row)
+            partials = vectorize_reduction(s, each, lanes, (out, row))
+        if speculation is not None:
+            partials = vectorize_reduction(s, speculation, lanes, (speculation, s[speculation].op.axis[-1]))
+        if single:
+            _prefetch_along(s, partials, target)
+        elif partials:
+            loop, speculates = s[partials[0]].op.reduce_axis[0], speculation is not None
+            prefetch_rows(
+                s, partials[0], loop, rows * length, length, target, once=speculates, always=speculates
+            )
         return True
 
     first_of("reduction along memory", (
         ("several rows in a vector", several_at_a_time), ("rows split between cores", split_between_cores),
-        ("one row", one_row), ("row by row", lambda: _reduce_rows(s, out, result, work, lanes, target)),
+        ("one row", one_row), ("row by row", row_by_row),
     ))  # fmt: skip
-
-
-def _reduce_rows(
-    s: te.Schedule, out: te.Tensor, result: te.Tensor, work: float, lanes: int, target: Target
-) -> Serves:
-    row = s[out].fuse(*s[out].op.axis)
-    parallel(s, out, row, work, lanes)
-    at = out, row
-    if s[result].op is not s[out].op:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], row)
-        at = result, s[result].op.axis[-1]
-    _prefetch_along(s, vectorize_reduction(s, result, lanes, at), target)
-    return True
 
 
 def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
@@ -238,48 +250,62 @@ def _lanes_along(op: te.Operation, target: Target) -> int:
     return lanes
 
 
-def schedule_across(
-    s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target, narrow: te.Tensor | None = None
-) -> None:
-    """Schedule the reduction `result`, along a strided axis, with its tail `out`, which may be the same tensor.
+def reduce_across(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], target: Target, speculation: te.Tensor | None = None,
+    narrow: te.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Schedule `passes` along a strided axis over the same lines, and `out`, which they are for or the only one is.
 
-    Several lines are accumulated at a time, while partial results of a block of columns stay in L1. Where columns are
-    few, the lines rather than the columns are split between cores, so that memory is read in long runs. `narrow`:
-    16-bit partial sums of which `result` is the sum.
+    Several lines are accumulated at a time, while partial results of a block of columns stay in L1. Of a single pass
+    with few columns, the lines rather than the columns are split between cores, so that memory is read in long runs.
+    `speculation`: the reduction that speculates on the result of the last pass. `narrow`: 16-bit partial sums of which
+    the only pass is the sum.
     """
-    lanes, work = vector_lanes(target, result.dtype.nbytes), _work(s[result].op)
-    block = _BLOCK * max(4 // result.dtype.nbytes, 1)
-    shape = [extent_of(a) for a in s[out].op.axis]
-    outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
-    shared = _split_between_cores(s, result, work, outer_size * -(-columns // block), target)
-    note("reduction across lines", "lines split between cores" if shared else "blocks of columns", block=block,
-         lanes=lanes, partial_sums="none" if narrow is None else "16 bits")  # fmt: skip
-    if shared:
-        for tensor in {id(s[t].op): t for t in (result, out)}.values():
-            vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
-        out = result = shared
-    if s[result].op is s[out].op:
-        written = s.cache_write(result, "local")
-        assert isinstance(written, te.Tensor)
-        accumulator = written
+    result, single, length = passes[-1], len(passes) == 1, max(_length(s[passes[-1]].op), 1)
+    lanes = vector_lanes(target, result.dtype.nbytes if single else 4)
+    shape, width = [extent_of(a) for a in s[out].op.axis], 0
+    work, columns = _work(s[result].op) * len(passes), constant_size(shape[-1:])
+    if single:
+        block = _BLOCK * max(4 // result.dtype.nbytes, 1)
+        shared = _split_between_cores(s, result, work, constant_size(shape[:-1]) * -(-columns // block), target)
+        note("reduction across lines", "lines split between cores" if shared else "blocks of columns", block=block,
+             lanes=lanes, partial_sums="none" if narrow is None else "16 bits")  # fmt: skip
+        if shared:
+            for tensor in {id(s[t].op): t for t in (result, out)}.values():
+                vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
+            out = result = shared
+        passes = [s.cache_write(result, "local") if s[result].op is s[out].op else result]
     else:
-        accumulator = result
-        s[accumulator].set_scope("local")
+        width = _columns_per_step(passes[0].op, shape[-1], length, target)
+        fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
+        block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
     *outer, last = s[out].op.axis
     part, within = _split_blocks(s, out, last, block)
-    vectorize_elements(s, out, within, min(block, columns), lanes)
+    if width:
+        block_loop, column = s[out].split(within, factor=width, tail="shift")
+        s[out].vectorize(column)
+        _combine_lines(s, out, block_loop, passes, width, speculation)
+    else:
+        vectorize_elements(s, out, within, min(block, columns), lanes)
     group = s[out].fuse(*outer, part)
     parallel(s, out, group, work, lanes)
-
-    s[accumulator].compute_at(s[out], group)
-    if narrow is None:
-        together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
-        _prefetch_ahead(s, *add_up_lines(s, accumulator, together), target)
+    if width:
         return
-    vectorize_columns(s, accumulator, lanes)
-    s[narrow].set_scope("local")
-    s[narrow].compute_at(s[accumulator], s[accumulator].op.reduce_axis[-1])
-    add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
+    for each in passes:
+        attach(s, each, out, group)
+    if narrow is not None:
+        Pass(passes[0], lanes).apply(s)
+        attach(s, narrow, passes[0], s[passes[0]].op.reduce_axis[-1])
+        add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
+        return
+    together = 2 * lanes if single and result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
+    loops = [add_up_lines(s, each, together) for each in passes]
+    if single:
+        _prefetch_ahead(s, *loops[0], target)
+    elif has_few_fill_buffers(target) and isinstance(shape[-1], int) and columns <= block:
+        _prefetch_next_block(s, loops, length * columns, target)
+    if speculation is not None:
+        _prefetch_ahead(s, *add_up_lines(s, speculation, lanes), target)
 
 
 def _split_blocks(s: te.Schedule, out: te.Tensor, columns: te.IterVar, block: int) -> tuple[te.IterVar, te.IterVar]:
@@ -310,68 +336,6 @@ def _prefetch_ahead(
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
             s[tensor].prefetch(source, loop, te.Prefetch(_AHEAD_BYTES // source.dtype.nbytes, level_of(target)))
-
-
-def pass_along(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
-    speculation: te.Tensor | None = None,
-) -> None:  # fmt: skip
-    """Schedule `passes` over rows of `length` elements, which `out` is computed from, one row at a time.
-
-    The last pass prefetches the next row, or `speculation`, the reduction that speculates on its result, does.
-    """
-    lanes = vector_lanes(target)
-    rows = constant_size([extent_of(a) for a in s[out].op.axis])
-    if rows_are_short(s[passes[-1]].op, out, target):
-        reduce_short_rows(s, out, passes, rows * length * 2.0, target, speculation)
-        return
-    row = s[out].fuse(*s[out].op.axis)
-    parallel(s, out, row, rows * length * 2.0, lanes)
-    partials: list[te.Tensor] = []
-    for result in passes:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], row)
-        partials = vectorize_reduction(s, result, lanes, (out, row))
-    if speculation is not None:
-        partials = vectorize_reduction(s, speculation, lanes, (speculation, s[speculation].op.axis[-1]))
-    if partials:
-        once = speculation is not None or len(passes) == 1
-        loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
-        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, always=speculation is not None)
-
-
-def pass_across(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
-    speculation: te.Tensor | None = None,
-) -> None:  # fmt: skip
-    """Schedule `passes` over `length` lines, which `out` is computed from, by blocks of columns that stay in the cache.
-
-    `speculation`: the single-pass reduction that speculates on the result of the last pass.
-    """
-    lanes = vector_lanes(target)
-    *outer, last = s[out].op.axis
-    columns, work = extent_of(last), constant_size(out.shape) * length * 4.0
-    width = _columns_per_step(passes[0].op, columns, length, target)
-    fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
-    block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
-    part, within = _split_blocks(s, out, last, block)
-    group = s[out].fuse(*outer, part)
-    if width:
-        block_loop, column = s[out].split(within, factor=width, tail="shift")
-        s[out].vectorize(column)
-        _combine_lines(s, out, block_loop, passes, width, speculation)
-    else:
-        vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
-    parallel(s, out, group, work, lanes)
-    loops: list[tuple[te.Tensor, te.IterVar]] = []
-    for result in () if width else passes:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], group)
-        loops.append(add_up_lines(s, result, lanes))
-    if len(loops) > 1 and has_few_fill_buffers(target) and isinstance(columns, int) and columns <= block:
-        _prefetch_next_block(s, loops, length * columns, target)
-    if speculation is not None and not width:
-        _prefetch_ahead(s, *add_up_lines(s, speculation, lanes), target)
 
 
 def _prefetch_next_block(
@@ -409,20 +373,15 @@ def _columns_per_step(op: te.Operation, columns: te.Dim, lines: int, target: Tar
 
 
 def _combine_lines(
-    s: te.Schedule,
-    out: te.Tensor,
-    block_loop: te.IterVar,
-    passes: Sequence[te.Tensor],
-    width: int,
+    s: te.Schedule, out: te.Tensor, block_loop: te.IterVar, passes: Sequence[te.Tensor], width: int,
     speculation: te.Tensor | None,
-) -> None:
+) -> None:  # fmt: skip
     """Unroll `passes` over a vector of `width` columns, kept in registers, at the loop `block_loop` of `out`.
 
     Out-of-order execution doesn't run far ahead through so much arithmetic: lines of later blocks are prefetched.
     """
     for result in passes:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], block_loop)
+        attach(s, result, out, block_loop)
     for result in (*passes, *([] if speculation is None else [speculation])):
         *data, column = s[result].op.axis
         (line,) = s[result].op.reduce_axis
