@@ -22,9 +22,8 @@ from relayc.te.tir.values import Memory
 from relayc.topi.cpu.register_transpose import block_of, transpose_by_shuffles, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
-from relayc.topi.cpu.transposes.ordered_tiles import OrderedTiles
-from relayc.topi.cpu.transposes.packed_blocks import PackedBlocks
-from relayc.topi.cpu.transposes.packed_matrices import PackedMatrices
+from relayc.topi.cpu.transposes.packed import PackedBlocks, PackedMatrices
+from relayc.topi.cpu.transposes.tiles import OrderedTiles
 from relayc.topi.cpu.transposes.transpose import strided_axis
 from relayc.topi.registry import schedule_for
 
@@ -331,7 +330,7 @@ def test_output_rows_with_set_conflicts_are_written_by_two_cache_lines(rows, kin
     x = te.placeholder((rows, 300), kind, "x")
     out = topi.transpose(x, (1, 0))
     target = Target("llvm -mcpu=x86-64-v4 -l2-bytes=1048576 -num-cores=1")
-    tiles = OrderedTiles.of(TransposeFacts(out, 0, x, 0, vector_lanes(target, x.dtype.nbytes), target))
+    tiles = OrderedTiles.of(TransposeFacts(out, 0, x, 0, vector_lanes(target, x.dtype.nbytes), 64, target))
     assert isinstance(tiles, OrderedTiles) and tiles.width == lines * 64 // x.dtype.nbytes
 
 
@@ -485,7 +484,7 @@ def test_schedules_of_matrices_that_fit_in_l1(shape, kind) -> None:
     rows, columns = shape
     x = te.placeholder((2000, rows, columns), "float32", "x")
     target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -num-cores=1")
-    facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), target)
+    facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), 32, target)
     assert next(k for k in (PackedBlocks, OrderedTiles, PackedMatrices) if isinstance(k.of(facts), k)) is kind
 
 
@@ -500,7 +499,7 @@ def test_large_matrices_by_whole_or_long_pieces_with_a_high_latency_llc(
     """Each piece is on another page; where pieces would be short, reading in memory order is faster (0)."""
     x = te.placeholder((28, lines, columns), "float32", "x")
     target = Target(f"llvm -mcpu=x86-64-v4 -mtune={processor} -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
-    facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), target)
+    facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), 32, target)
     blocks = PackedBlocks.of(facts)
     assert (blocks.piece if isinstance(blocks, PackedBlocks) else 0) == piece
     assert isinstance(blocks, PackedBlocks) or isinstance(OrderedTiles.of(facts), OrderedTiles)

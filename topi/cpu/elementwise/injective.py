@@ -117,7 +117,7 @@ def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _facts(out: te.Tensor, strided: int | None, target: Target) -> TransposeFacts | Refused:
+def _facts(out: te.Tensor, strided: int | None, at_once: int, target: Target) -> TransposeFacts | Refused:
     """Return how to transpose a `transposable` output in registers, with the longest vectors that fit.
 
     Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
@@ -136,7 +136,7 @@ def _facts(out: te.Tensor, strided: int | None, target: Target) -> TransposeFact
     fitting = [lanes for lanes in transposed_vectors(target, found[0].dtype) if fits(lanes)]
     if not fitting:
         return Refused(f"matrices of {rows} x {columns} are smaller than a block")
-    return TransposeFacts(out, strided, *found, fitting[0], target)
+    return TransposeFacts(out, strided, *found, fitting[0], at_once, target)
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:
@@ -220,7 +220,9 @@ class _OutputSchedule:
         if self.flat and _may_be_non_temporal(out, target):
             self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
         self.strided = strided_axis(out) if out.ndim > 1 else None
-        self.transpose = _facts(out, self.strided, target) if tiled else Refused("another schedule covers short axes")
+        self.transpose = Refused("another schedule covers short axes") if not tiled else _facts(
+            out, self.strided, self.vectors * self.lanes, target
+        )
         computes = Refused("elements are computed, or depend on their own place only, or there are several results")
         self.moves_data = self.alone and not self.flat and self.vectors == VECTORS
         self.rows = PackedRows.of(out, target) if self.moves_data else computes
@@ -279,7 +281,7 @@ class _OutputSchedule:
         if not self.transpose:
             return self.transpose
         self.is_transposed = True
-        return tile_transposed(self.s, self.transpose, self.vectors * self.lanes)
+        return tile_transposed(self.s, self.transpose)
 
     def _buffered_line(self) -> list[te.IterVar] | Refused:
         if self.line is None:

@@ -32,6 +32,7 @@ class TransposeFacts:
     """The transpose of `tensor` in registers, by vectors of `lanes` elements, into `out`, on a target.
 
     The last dimension of `tensor` lies along axis `number` of `out`, its dimension `position` along the last axis.
+    `at_once`: elements of the output that are best computed together.
     """
 
     out: te.Tensor
@@ -39,6 +40,7 @@ class TransposeFacts:
     tensor: te.Tensor
     position: int
     lanes: int
+    at_once: int
     target: Target
 
     def __str__(self) -> str:
@@ -147,9 +149,15 @@ class TransposeFacts:
         columns, known = self.columns, all(isinstance(d, int) for d in self.out.shape[1:])
         return known and isinstance(columns, int) and columns % self.line != 0
 
-    def elements_stored(self, at_once: int, width: int) -> int:
-        """`at_once`, the elements that are best computed together, if they are cache lines of `width`; else a line."""
-        return at_once if at_once % self.line == 0 and at_once <= width else self.line
+    def elements_stored(self, width: int) -> int:
+        """`at_once` if that is whole cache lines within `width` elements; else a line."""
+        return self.at_once if self.at_once % self.line == 0 and self.at_once <= width else self.line
+
+    def store(self, s: te.Schedule, column: te.IterVar, elements: int, *, tail: str = "shift") -> te.IterVar:
+        """Store so many elements at a time along a loop; returns the loop over those."""
+        vectors, vector = s[self.out].split(column, factor=elements, tail=tail)
+        s[self.out].vectorize(vector)
+        return vectors
 
     def prefetch(
         self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, lines: int, together: int,

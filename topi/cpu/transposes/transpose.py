@@ -11,13 +11,9 @@ from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.te.tir import IterVar, Var, as_int
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
-from relayc.topi.cpu.transposes.copied_runs import CopiedRuns
 from relayc.topi.cpu.transposes.facts import TransposeFacts
-from relayc.topi.cpu.transposes.ordered_tiles import OrderedTiles
-from relayc.topi.cpu.transposes.packed_blocks import PackedBlocks
-from relayc.topi.cpu.transposes.packed_matrices import PackedMatrices
-from relayc.topi.cpu.transposes.packed_tiles import PackedTiles
-from relayc.topi.cpu.transposes.plain_tiles import InputTiles, OutputTiles
+from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
+from relayc.topi.cpu.transposes.tiles import InputTiles, OrderedTiles, OutputTiles, PackedTiles
 from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
@@ -98,12 +94,11 @@ _OTHERS: tuple[tuple[str, type[Plan]], ...] = (
 """Plans in the order in which they are tried: where the caches hold neither tensor, and then for any."""
 
 
-def tile_transposed(s: te.Schedule, facts: TransposeFacts, at_once: int) -> list[te.IterVar]:
+def tile_transposed(s: te.Schedule, facts: TransposeFacts) -> list[te.IterVar]:
     """Tiles of the output's two axes that are transposed in registers.
 
     The axes take up at least a vector and a block; where their extents are dynamic, another schedule covers shorter
-    ones. `at_once` is the number of output elements that are best computed together. Returns the loops outside of a
-    tile, outermost first.
+    ones. Returns the loops outside of a tile, outermost first.
     """
     held, beyond_caches = Refused("sizes are dynamic, or the caches hold one of the tensors"), facts.are_beyond_caches
     candidates: list[tuple[str, Callable[[], Plan | Refused]]] = [
@@ -112,7 +107,7 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts, at_once: int) -> list
     ]
     plan = first_of("transpose", candidates)
     note("tiles", type(plan).__name__, plan, at=plan.apply)
-    return plan.apply(s, at_once)
+    return plan.apply(s)
 
 
 def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:

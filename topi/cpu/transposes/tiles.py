@@ -1,0 +1,442 @@
+"""Transposes by tiles that are stored where they belong, in the order of the input or of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from relayc import te
+from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused
+from relayc.te.tir import PrimExpr, Var
+from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors
+from relayc.topi.cpu.tiling import has_few_fill_buffers
+from relayc.topi.cpu.transposes.facts import PAGE_BYTES, SHARES, TransposeFacts
+from relayc.topi.groups import constant_size
+from relayc.topi.utils import ravel_index
+
+__all__ = ["InputTiles", "OrderedTiles", "OutputTiles", "PackedTiles"]
+
+_LINES, _LINES_IN_SETS = 1, 2
+"""Cache lines written of each output row at a time: normally, and where output or input rows conflict in cache sets.
+(GB/s by one and by two: output rows at odd multiples of 64 to 256 bytes 46 to 50 and 36 to 40, at multiples of 512
+bytes 25 and 35 to 42; by three 31 to 39.)"""
+_LINES_FEW_BUFFERS = (4, 2)
+"""Cache lines written, the most that the L2 cache has room for, of rows that begin anywhere, where L1 has few line-fill
+buffers and input rows conflict in cache sets. (Zen 4, AVX-512, by two and by four, GB/s: rows of 256 floats 29 and 33,
+of 512 25 and 28, of 1024 20 and 22 to 26; by one and by two: of 2048 15 and 18. AVX2 alike.)"""
+_WIDE_NBYTES = 4
+"""Least element size in bytes for two cache lines where rows begin anywhere and one more line is transposed in vain.
+(GB/s, by one and by two: rows of 400 odd columns, float32 40 and 46, float16 43 and 37, bytes 36 and 29.)"""
+_BLOCKS_OF_CACHE = 3
+"""Blocks that an L2 cache holds: one that is transposed, one that arrives, and room for the rest."""
+_LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048
+"""Fewest and most bytes of an input row in a piece, where a block of whole rows doesn't fit: in C 0.5 to 4 KB were
+alike."""
+_MOST_REPEATED = 17 / 16
+"""Most that all pieces of a row have together, relative to the row. (Rows of 784 floats by two pieces of 448: 29 to 26
+GB/s.)"""
+_PIECES_OF_L2 = 8
+"""Blocks of pieces are at most this fraction (1 / n) of the L2 cache, since pieces that lie pages apart conflict in its
+sets. (Bytes, pieces of 1 instead of 2 KB: 26 to 32 GB/s.)"""
+_LEAST_BELOW = 8
+"""Fewest blocks below each other to take pieces down the rows: nothing is prefetched where their next column begins.
+(Beside each other instead, 16384 x 4096 bytes 34 to 29 GB/s, others alike.)"""
+_LINES_OF_PREFETCH = 4
+"""Cache lines that one prefetch covers, contiguous; pieces are multiples of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedTiles:
+    """Blocks of `width` elements along the output's last axis, each by tiles of a cache line along `facts.number`.
+
+    A core reads fastest what is contiguous: then the hardware prefetcher works beside the software prefetches. So a
+    block of input rows, as many as fill one or two cache lines of each output row, is brought into the L2 cache in
+    order, while the block before is transposed there, one cache line of each row at a time. A part of the next block is
+    prefetched with each tile that is transposed in registers, and the previous result is written with non-temporal
+    stores between them: either in one burst would stall the other. Where rows are so long that the cache doesn't hold
+    such a block, a block has a piece of each; prefetches still follow the rows, while the transpose goes across.
+
+    `inside` are the output's axes whose loops run within a block; none where a block is a `piece`, in elements, of each
+    row only. Tiles are copied before they are transposed where they conflict in sets of the L1 cache and would be
+    evicted.
+    """
+
+    facts: TransposeFacts
+    width: int
+    inside: tuple[int, ...]
+    piece: int | None
+
+    @staticmethod
+    def of(facts: TransposeFacts) -> OrderedTiles | Refused:
+        """The blocks to use; refused where input rows are short, or not even pieces of them fit into the L2 cache."""
+        sizes = [*facts.out.shape, *facts.tensor.shape[facts.position + 1 :]]
+        nbytes, l2, cores = facts.row_stride * facts.tensor.dtype.nbytes, facts.caches.l2, facts.target.num_cores
+        rows, columns = facts.static_sizes
+        if not all(isinstance(d, int) for d in sizes) or rows < 2 * facts.line_of_input:
+            return Refused("sizes are dynamic, or input rows shorter than two cache lines")
+        if facts.has_unaligned_rows and facts.has_gaps:
+            return Refused("unaligned output rows with gaps between them")
+        width = max(_lines_written(facts, nbytes, l2) * facts.line, facts.lanes)
+        many = columns >= SHARES * cores * width
+        if many and _BLOCKS_OF_CACHE * width * nbytes <= l2:
+            return OrderedTiles(facts, width, _axes_inside(facts), None)
+        if facts.has_unaligned_rows:
+            width = max(width, _LINES_IN_SETS * facts.line)
+        else:  # blocks of about equal size
+            width = -(-columns // (max(columns // width, 1) * facts.line)) * facts.line
+            many = constant_size(facts.out.shape) >= SHARES * cores * width * _PIECE_BYTES
+        piece = _piece(facts, width, l2)
+        if not many or piece is None:
+            return Refused(f"{columns} columns are few, or L2 doesn't hold pieces of {width} input rows")
+        return OrderedTiles(facts, width, (), piece)
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops outside of a tile, outermost first."""
+        facts, out = self.facts, self.facts.out
+        axes = list(s[out].op.axis)
+        row, pieces = axes[facts.number], []
+        if self.piece is not None:
+            piece, row = s[out].split(row, factor=self.piece, tail="shift")
+            pieces = [piece]
+        tile, row = s[out].split(row, factor=facts.line_of_input, tail="shift")
+        group, row = s[out].split(row, factor=facts.block)
+        if facts.has_unaligned_rows:
+            part, (vector, column) = facts.split_columns(s, self.width)
+        else:
+            part, column = s[out].split(axes[-1], factor=self.width, tail="shift")
+            fits = facts.at_once % facts.line == 0 and self.width % facts.at_once == 0
+            vector, column = s[out].split(column, factor=facts.at_once if fits else facts.line)
+        outside = [axis for n, axis in enumerate(axes[:-1]) if n != facts.number and n not in self.inside]
+        loops = [*outside, *([part, *pieces] if self.along else [*pieces, part]), *[axes[n] for n in self.inside]]
+        s[out].reorder(*loops, tile, group, row, vector, column)
+        s[out].vectorize(column)
+        s[out].pragma(tile, "overlap_iterations")
+        source, packed, _, vectors = facts.copied(s, lines_first=facts.has_set_conflicts)
+        s[packed].compute_at(s[out], tile)
+        if facts.has_set_conflicts:
+            s[source].compute_at(s[out], tile)
+        for_columns = self.width * facts.block // facts.line_of_input
+        vectors_of_columns = -(-self._lines_transposed() // facts.lanes)
+        lines = -(-for_columns // vectors_of_columns)
+        together = lines if self.piece is None else _LINES_OF_PREFETCH
+        facts.prefetch(s, packed, vectors, lines, together, partial(self._in_next_block, vectors.var, lines))
+        return loops
+
+    @property
+    def along(self) -> bool:
+        """Whether the next piece is that of the same rows, since few blocks are below."""
+        return self.facts.static_sizes[1] < _LEAST_BELOW * self.width
+
+    def _lines_transposed(self) -> int:
+        return self.width + (self.facts.line if self.facts.has_unaligned_rows else 0)
+
+    def _in_next_block(self, vector: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
+        """The index function of `lines` of the next block, from `first_line` on, prefetched with a `vector`.
+
+        They lie as far into that block, in memory order, as the vector's columns do in theirs, one vector's behind the
+        other's.
+        """
+        facts, transposed_lines = self.facts, self._lines_transposed()
+        shape, position, last = facts.tensor.shape, facts.position, len(facts.tensor.shape) - 1
+
+        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
+            index = facts.read_at(first)
+            index[position] = index[position] - te.min(vector * facts.lanes, transposed_lines - facts.lanes)
+            further = (vector * lines + first_line) * facts.line_of_input
+            if self.piece is not None:
+                piece, within = index[last] // self.piece, index[last] % self.piece * self.width + further
+                line = ravel_index([*index[:last], 0], shape) + within // self.piece * facts.row_stride
+                below, pieces = self.width * facts.row_stride, -(-constant_size(shape[last:]) // self.piece)
+                beside = te.if_then_else(piece < pieces - 1, (piece + 1) * self.piece, below)
+                following = beside if self.along else below + piece * self.piece
+                return (line + following + within % self.piece,)
+            index[position] = index[position] + transposed_lines
+            begin = ravel_index(index[: position + 1], shape[: position + 1]) * facts.row_stride
+            return (begin + ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width + further,)
+
+        return place
+
+
+def _lines_written(facts: TransposeFacts, nbytes: int, l2: int) -> int:
+    """Cache lines of each output row that a block fills, where whole input rows have `nbytes` bytes each."""
+    if not facts.has_unaligned_rows:  # rows of two cache lines are contiguous
+        whole = facts.static_sizes[1] == _LINES_IN_SETS * facts.line
+        return _LINES_IN_SETS if facts.result_has_set_conflicts or whole else _LINES
+    wide = facts.out.dtype.nbytes >= _WIDE_NBYTES
+    if wide and facts.has_set_conflicts and has_few_fill_buffers(facts.target):
+        return next((n for n in _LINES_FEW_BUFFERS if _BLOCKS_OF_CACHE * n * facts.line * nbytes <= l2), _LINES)
+    fits = _LINES_IN_SETS * facts.line * nbytes <= l2 // _PIECES_OF_L2
+    return _LINES_IN_SETS if fits and (facts.has_set_conflicts or wide) else _LINES
+
+
+def _piece(facts: TransposeFacts, width: int, l2: int) -> int | None:
+    """Elements of a piece of each of `width` rows; None where the L2 cache holds too few.
+
+    The last piece of a row is shifted to end with the row: the size that overlaps least, none where the overlap is
+    large.
+    """
+    size, unit = facts.tensor.dtype.nbytes, _LINES_OF_PREFETCH * facts.line_of_input
+    length, most = constant_size(facts.tensor.shape[-1:]), min(_PIECE_BYTES, l2 // (_PIECES_OF_L2 * width)) // size
+    pieces = range(most // unit * unit, _LEAST_PIECE_BYTES // size - 1, -unit)
+    fitting = {piece: -(-length // piece) * piece for piece in pieces}
+    best = min(fitting, key=fitting.__getitem__, default=0)
+    return best if 0 < best <= length and fitting[best] <= _MOST_REPEATED * length else None
+
+
+def _axes_inside(facts: TransposeFacts) -> tuple[int, ...]:
+    """The output's axes, but for the exchanged ones, along which the input's dimensions behind `position` are read."""
+    assert isinstance(facts.out.op, te.ComputeOp)
+    behind = [i for read, index in reads(facts.out.op) if read is facts.tensor
+              for i in index[facts.position + 1 :]]  # fmt: skip
+    variables = {e for e in post_order(behind) if isinstance(e, Var)}
+    axes = enumerate(facts.out.op.axis)
+    return tuple([n for n, axis in axes if n != facts.number and axis.var in variables])
+
+
+_LINE_PARTS = 4
+"""Cache lines that are written of each output row in a tile."""
+_FEWEST_PARTS = 8
+"""Fewest cache lines of an output row that is no whole number of them."""
+_PARTS_OF_WHOLE_ROWS = 2
+"""Cache lines of each output row where tiles take up the input's rows whole, so that it is read in order."""
+_PARTS_APART = 8
+"""Cache lines of each output row where output rows are a multiple of pages apart."""
+_WHOLE_ROW_BYTES = 512
+"""Input rows are taken whole up to so many bytes."""
+_FEW_ROWS, _PARTS_OF_FEW_ROWS = 16, 2
+"""Most output rows, and cache lines of each, where the caches hold few of the input's rows."""
+_LINES_OF_ROWS, _PARTS_BY_LINES = 2, 2
+"""Cache lines of each input row in a tile, and of each output row, where a store is a whole cache line."""
+_LINES_OF_PAGES = 8
+"""Cache lines of each input row where these are pages apart."""
+_LONG_LINE_BYTES = 1024
+"""Least bytes of an input row for several of its cache lines in a tile. (Rows of 1020 bytes took 12 % longer.)"""
+_TILES_AHEAD = 4
+"""Prefetch distance in tiles where tiles take up whole output rows."""
+_ROWS_AHEAD = 64
+"""Prefetch distance in input rows where they don't."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTiles:
+    """Tiles of `height` output rows, `width` elements of each, `run` elements of a row before the next rows.
+
+    Memory is slow where few bytes of many places are touched at once. So columns of the input, a cache line wide,
+    become tiles, which are transposed in L1; of each output row a few cache lines are written at a time, with
+    non-temporal stores. Tiles of short rows take them up whole and are contiguous; so are matrices that L1 holds.
+    The prefetch distance in the input is `ahead` elements; whole rows are copied first (`lines_first`) where a cache
+    could not keep the rest of them while a part is used. `as_in_memory`: tiles of the output begin at cache lines of
+    memory.
+    """
+
+    facts: TransposeFacts
+    height: int
+    width: int
+    run: int
+    ahead: int
+    lines_first: bool = False
+    as_in_memory: bool = False
+
+    @staticmethod
+    def of(facts: TransposeFacts) -> PackedTiles | Refused:
+        """The tiles to use; refused where the output is neither contiguous nor its rows whole cache lines, nor long."""
+        (rows, columns), out = facts.static_sizes, facts.out
+        height, line = min(facts.line_of_input, rows), columns * out.dtype.nbytes
+        if facts.is_of_whole_lines:
+            batch = len(out.shape) > 2 and facts.position == len(facts.tensor.shape) - 2
+            if batch and rows * line <= facts.caches.l1:
+                return PackedTiles(facts, rows, columns, columns, rows * columns)
+            if height * line <= facts.caches.l2 // 16:
+                return _of_whole_lines(facts, height)
+        if line >= (_LINE_PARTS if line % LINE_BYTES == 0 else _FEWEST_PARTS) * LINE_BYTES:
+            return _of_long_lines(facts, height)
+        return Refused(f"rows of {line} bytes are short, and the output is no matrices of whole cache lines")
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops outside of a tile, outermost first."""
+        facts, out, number = self.facts, self.facts.out, self.facts.number
+        axes = list(s[out].op.axis)
+        row_tile, row = s[out].split(axes[number], factor=self.height, tail="shift")
+        if self.as_in_memory:
+            tile, columns = facts.split_columns(s, self.width)
+            run, part = s[out].split(tile, factor=max(self.run // self.width, 1), tail="shift")
+            s[out].vectorize(columns[-1])
+        else:
+            run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
+            part, column = s[out].split(within, factor=self.width, tail="shift")
+            columns = (column,)
+        tiles = [*axes[:number], *axes[number + 1 : -1], run, row_tile]
+        s[out].reorder(*tiles, part, row, *columns)
+        column = columns[-1]
+        if not self.as_in_memory:
+            if self.width == self.run and facts.is_all_read:
+                column = s[out].fuse(row, column)
+            facts.store(s, column, facts.elements_stored(self.width))
+        source, packed, blocks, vectors = facts.copied(s, lines_first=self.lines_first)
+        s[packed].reorder(vectors, blocks)
+        s[packed].compute_at(s[out], part)
+        if self.lines_first:
+            s[source].compute_at(s[packed], vectors)
+            facts.prefetch_ahead(s, source, s[source].op.axis[facts.position], self.ahead)
+        else:  # the end of a block: one that begins in a line may end in the next
+            facts.prefetch_ahead(s, packed, blocks, self.ahead + facts.block - 1)
+        return tiles
+
+
+def _of_whole_lines(facts: TransposeFacts, height: int) -> PackedTiles:
+    """Tiles of whole output rows; wider ones, prefetched less far, where input rows conflict in cache sets."""
+    rows, columns = facts.static_sizes
+    lines_first = facts.has_set_conflicts and facts.tensor.dtype.nbytes == 1  # tiles of bytes have the most lines
+    tiles_ahead = 1 if facts.has_set_conflicts and not lines_first else _TILES_AHEAD
+    height = min(height * _TILES_AHEAD // tiles_ahead, rows)
+    return PackedTiles(facts, height, columns, columns, height * tiles_ahead, lines_first)
+
+
+def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
+    """Tiles of so many input rows that the L2 cache keeps the rest of their cache lines.
+
+    The rest is a part of the next tile where rows begin anywhere.
+    """
+    (rows, columns), l2 = facts.static_sizes, facts.caches.l2
+    shared, as_in_memory = facts.has_set_conflicts, facts.has_unaligned_rows
+    whole_rows = rows == facts.row_stride and rows * facts.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
+    if whole_rows:
+        height = rows
+    by_lines = _is_stored_by_lines(facts)
+    if by_lines and (not shared or (facts.stride_alignment >= PAGE_BYTES and as_in_memory)):
+        height = min(height * (_LINES_OF_PAGES if shared else _LINES_OF_ROWS), rows)
+    if by_lines and not shared:
+        parts = _PARTS_BY_LINES
+    elif as_in_memory:  # one more line is transposed, mostly in vain where there are few
+        parts = _LINE_PARTS
+    elif shared and height <= _FEW_ROWS:
+        parts = _PARTS_OF_FEW_ROWS
+    elif facts.is_page_strided:
+        parts = _PARTS_APART
+    else:
+        parts = _PARTS_OF_WHOLE_ROWS if whole_rows else _LINE_PARTS
+    width = min(max(parts * facts.line, facts.lanes), columns)
+    run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
+    ahead = min(_ROWS_AHEAD, max(l2 // facts.stride_alignment, facts.block)) * facts.row_stride
+    return PackedTiles(facts, height, width, run, ahead, shared, as_in_memory)
+
+
+def _is_stored_by_lines(facts: TransposeFacts) -> bool:
+    """Whether a store is a whole cache line, so that tiles had better take more of each input row."""
+    nbytes = facts.tensor.dtype.nbytes
+    long = facts.row_stride * nbytes >= _LONG_LINE_BYTES
+    return has_line_vectors(facts.target) and nbytes > 1 and long and not facts.is_page_strided
+
+
+_ROWS = 256
+"""Elements of an input row that tiles take, one after the other."""
+_PLANES = 16
+"""Elements of an input row where output rows lie planes apart, so that few streams are written together: a cache line
+of float32, a part of one of narrower types, whose rest is then found in the L2 cache."""
+_LONG_BYTES = 1024
+"""Least bytes of an output row for tiles to follow it, not the input's rows, where memory is streamed."""
+_RUN_BYTES = 2048
+"""Bytes of an output row that these tiles take before they move on along the input's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTiles:
+    """Tiles of `height` elements of the input's rows that follow the output's rows, `run` elements of each at a time.
+
+    With `lines_first`, input rows are copied first: otherwise they would be evicted before they are used up.
+    """
+
+    facts: TransposeFacts
+    height: int
+    run: int
+    lines_first: bool
+
+    @staticmethod
+    def of(facts: TransposeFacts) -> OutputTiles | Refused:
+        """The tiles to use; refused where the caches hold both tensors, or rows of the output are short."""
+        rows, columns, nbytes = facts.rows, facts.columns, facts.out.dtype.nbytes
+        both = constant_size(facts.out.shape) * (facts.tensor.dtype.nbytes + nbytes)
+        if both <= max(facts.caches.l2, facts.caches.l3):
+            return Refused(f"the caches hold both tensors, of {both} bytes")
+        if not isinstance(rows, int) or not isinstance(columns, int) or columns * nbytes < _LONG_BYTES:
+            return Refused(f"output rows are dynamic or shorter than {_LONG_BYTES} bytes")
+        planes = facts.number < facts.out.ndim - 2
+        height = max(min(facts.line_of_input, _PLANES) if planes else facts.line_of_input, facts.block)
+        conflict = facts.caches.l2 // facts.stride_alignment < 2 * _ROWS_AHEAD
+        run = min(_RUN_BYTES // nbytes, columns)
+        return OutputTiles(facts, height if rows >= height else facts.block, run, conflict)
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops outside of tiles, outermost first."""
+        facts, out, number = self.facts, self.facts.out, self.facts.number
+        source, copy, _, vectors = facts.copied(s, lines_first=self.lines_first)
+        axes, width = list(s[out].op.axis), _width(facts)
+        row_tile, row_inner = s[out].split(axes[number], factor=self.height, tail="shift")
+        group, row = s[out].split(row_inner, factor=facts.block)
+        part, within = s[out].split(axes[-1], factor=self.run, tail="shift")
+        along, column = s[out].split(within, factor=width, tail="shift")
+        tiles = [*axes[:number], *axes[number + 1 : -1], part, row_tile]
+        s[out].reorder(*tiles, along, group, row, column)
+        stage, loop = (source, s[source].op.axis[facts.position]) if self.lines_first else (copy, vectors)
+        if self.lines_first:
+            s[source].compute_at(s[out], along)
+        facts.prefetch_ahead(s, stage, loop, _ROWS_AHEAD * facts.row_stride)
+        s[out].prefetch(out, along, te.Prefetch(width))
+        _attach(s, facts, copy, vectors, group, row, column)
+        return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class InputTiles:
+    """Tiles of a cache line of the output's rows that follow the input's rows, `run` elements of each (0: all)."""
+
+    facts: TransposeFacts
+    run: int
+
+    @staticmethod
+    def of(facts: TransposeFacts) -> InputTiles:
+        """Tiles for any transpose, with runs of even length, enough of them for an even share to each core."""
+        rows, out, number = facts.rows, facts.out, facts.number
+        if not isinstance(rows, int):
+            return InputTiles(facts, 0)
+        most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
+        others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
+        others *= -(-constant_size(out.shape[-1:]) // _width(facts))
+        parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
+        return InputTiles(facts, -(-rows // parts // facts.block) * facts.block if parts > 1 else 0)
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops outside of tiles, outermost first."""
+        facts, out, number = self.facts, self.facts.out, self.facts.number
+        _, copy, _, vectors = facts.copied(s)
+        axes, parts = list(s[out].op.axis), list[te.IterVar]()
+        row_inner = axes[number]
+        if self.run:
+            part, row_inner = s[out].split(row_inner, factor=self.run, tail="shift")
+            parts = [part]
+        group, row = s[out].split(row_inner, factor=facts.block, tail="shift")
+        column_outer, column = s[out].split(axes[-1], factor=_width(facts), tail="shift")
+        tiles = [*axes[:number], *axes[number + 1 : -1], *parts, column_outer]
+        s[out].reorder(*tiles, group, row, column)
+        _attach(s, facts, copy, vectors, group, row, column)
+        return tiles
+
+
+def _width(facts: TransposeFacts) -> int:
+    """Elements of an output row in a tile: a cache line, or a vector or two."""
+    columns, lanes = facts.columns, facts.lanes
+    return next(w for w in (max(facts.line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
+
+
+def _attach(
+    s: te.Schedule, facts: TransposeFacts, copy: te.Tensor, vectors: te.IterVar,
+    group: te.IterVar, row: te.IterVar, column: te.IterVar,
+) -> None:  # fmt: skip
+    """Transpose a group of rows in registers before it is stored row by row."""
+    s[copy].unroll(vectors)
+    s[facts.out].unroll(row)
+    s[facts.out].vectorize(column)
+    s[copy].compute_at(s[facts.out], group)
