@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from relayc import te
 from relayc.te.arith import Analyzer
@@ -15,7 +15,8 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
-__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "inlined", "is_injective", "likely_extent"]
+__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "inlined", "is_injective", "iterations",
+           "likely_extent"]  # fmt: skip
 
 
 def is_injective(op: te.Operation) -> bool:
@@ -93,6 +94,11 @@ def likely_extent(extent: Dim, size: int) -> int:
     sizes = {v: convert(size) for v in post_order(extent) if isinstance(v, Var)}
     found = as_int(Analyzer().simplify(substitute(extent, sizes)))
     return size if found is None else max(found, 1)
+
+
+def iterations(axes: Iterable[te.IterVar]) -> int:
+    """The number of iterations of loops over axes, by the rule of `constant_size`. For decisions only."""
+    return constant_size([extent_of(axis) for axis in axes])
 
 
 def extent_of(axis: te.IterVar) -> Dim:

@@ -12,8 +12,7 @@ from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.te.ir import post_order
 from relayc.te.tir import Allocate
-from relayc.topi.cpu.pooling.neighbours import combined, reduce_groups
-from relayc.topi.cpu.pooling.window_lines import WindowLines
+from relayc.topi.cpu.pooling.window_lines import WindowLines, combined, reduce_groups
 from relayc.topi.registry import schedule_for
 
 RNG = np.random.default_rng(13)

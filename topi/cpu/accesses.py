@@ -20,15 +20,17 @@ __all__ = ["conditions", "only_variable", "read_of_one", "reads", "static_shape"
 _NONE: Mapping[Var, PrimExpr] = {}
 
 
-def reads(op: te.ComputeOp, at: Mapping[Var, PrimExpr] = _NONE) -> Iterator[tuple[te.Tensor, list[PrimExpr]]]:
+def reads(op: te.Operation, at: Mapping[Var, PrimExpr] = _NONE) -> Iterator[tuple[te.Tensor, list[PrimExpr]]]:
     """The tensors that are not inlined and the indices they are read at, in terms of the axes of `op` (or of `at`)."""
+    assert isinstance(op, te.ComputeOp)
     for _, e, places in _formulas(op, at, set(), ValueNumbers()):
         if isinstance(e, ProducerLoad):
             yield e.producer, [_placed(i, places) for i in e.indices]
 
 
-def conditions(op: te.ComputeOp) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
+def conditions(op: te.Operation) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
     """The conditions that decide what is read, such as those of padding and concatenation, with their operations."""
+    assert isinstance(op, te.ComputeOp)
     for inlined, e, places in _formulas(op, _NONE, set(), ValueNumbers()):
         if isinstance(e, Select):
             yield inlined, _placed(e.condition, places)
@@ -67,7 +69,7 @@ def static_shape(out: te.Tensor) -> list[int] | Refused:
     return shape
 
 
-def read_of_one(op: te.ComputeOp) -> tuple[te.Tensor, tuple[PrimExpr, ...]] | Refused:
+def read_of_one(op: te.Operation) -> tuple[te.Tensor, tuple[PrimExpr, ...]] | Refused:
     """The one large input, of at least half of the output's elements, and the index that it is read at."""
     size = constant_size(op.output(0).shape)
     large = [(tensor, tuple(index)) for tensor, index in reads(op) if 2 * constant_size(tensor.shape) >= size]

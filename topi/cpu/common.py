@@ -74,9 +74,7 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
     """
     result = anchor.output(0)
     if anchor is out.op:
-        cached = s.cache_write(result, "local")
-        assert isinstance(cached, te.Tensor)
-        return cached
+        return s.cache_write(result, "local")
     s[result].set_scope("local")
     return result
 

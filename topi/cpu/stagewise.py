@@ -57,9 +57,7 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
     *outer, last = op.axis
     accumulator: te.Tensor | None = None
     if op.reduce_axis and op.num_outputs == 1:
-        written = s.cache_write(result, "local")
-        assert isinstance(written, te.Tensor)
-        accumulator = written
+        accumulator = s.cache_write(result, "local")
         *outer, last = s[result].op.axis
     if op.num_outputs > 1:
         parallel(s, result, s[result].fuse(*outer, last), work, lanes)

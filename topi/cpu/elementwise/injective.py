@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, first_of, note
-from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
+from relayc.te.tir import (
+    Binary,
+    Call,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    PrimExpr,
+    ProducerLoad,
+    Select,
+    Var,
+    as_int,
+)
 from relayc.topi.cpu.accesses import conditions, reads
-from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.common import attach, fuses_inner, parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
-from relayc.topi.cpu.elementwise.line_buffer import buffer_line, shared_line
 from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch_runs, prefetch_where_masked
 from relayc.topi.cpu.elementwise.packed_lines import PackedLines
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
-from relayc.topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements, rows_of_whole_lines
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
@@ -29,10 +39,11 @@ from relayc.topi.cpu.transposes.transpose import (
     tile_strided,
     tile_transposed,
     transposable,
-)
-from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective
+)  # fmt: skip
+from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.tag import PAD, is_broadcast
+from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -50,6 +61,14 @@ _MOST_UNROLLED = 8
 """Most vectors of a line that are unrolled where conditions on lanes become static by that."""
 _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
+_MOST_LINES_OF_VECTOR = 16
+"""Most cache lines of a vector that spans several rows of the output."""
+_FEWEST_LINES = 4
+"""Fewest cache lines of such a vector where inputs are joined, whose reads are not whole cache lines."""
+_MOST_LINE_BYTES = 1 << 14
+"""Most bytes of a buffered line: at most half of L1."""
+_LEAST_OPERATIONS = 2
+"""Fewest arithmetic operations per element that make a line worth buffering."""
 
 
 def _is_flat(outs: Sequence[te.Tensor]) -> bool:
@@ -145,7 +164,6 @@ def _period(out: te.Tensor, lanes: int) -> int | None:
     The period must divide the axis, and not the vector, whose lanes are static then anyway.
     """
     op = out.op
-    assert isinstance(op, te.ComputeOp)
     last, extent = op.axis[-1], extent_of(op.axis[-1])
     found = {
         as_int(e.b) for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorMod) and e.a is last.var
@@ -159,7 +177,6 @@ def _period(out: te.Tensor, lanes: int) -> int | None:
 def _choosing_lanes(out: te.Tensor) -> list[te.ComputeOp]:
     """Return the operations whose conditions depend on the index along the last axis and not on data."""
     op, found = out.op, list[te.ComputeOp]()
-    assert isinstance(op, te.ComputeOp)
     for source, condition in conditions(op):
         nodes = list(post_order((condition,)))
         if op.axis[-1].var in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
@@ -189,7 +206,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 
 def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> tuple[te.Schedule, bool]:
     """Return the schedule, and whether it has in-register transposes along dynamic axes."""
-    s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
+    s, line = te.create_schedule([out.op for out in outs]), _shared_line(outs[0]) if len(outs) == 1 else None
     inline_injective(s, outs, keep=[] if line is None else [line.op])
     outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
     dynamic = [_OutputSchedule(s, outs, out, line, target, tiled=tiled).schedule() for out in outputs]
@@ -243,7 +260,7 @@ class _OutputSchedule:
         out, buffered = self.written, self.is_buffered
         _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
         if buffered and self.line is not None:
-            buffer_line(s, self.line, out, parallel[-1], self.target)
+            _buffer_line(s, self.line, out, parallel[-1], self.target)
         for loop in inside:
             if loop is self.unrolled:
                 s[out].unroll(loop)
@@ -256,12 +273,12 @@ class _OutputSchedule:
         s, out = self.s, self.out
         in_place, lines_per_vector = self.strided is None and not self.rows and not self.flat, 0
         if in_place and self.repeats:
-            lines_per_vector = lines_of_vectors(out)
-        elif in_place and self.by_one and self.line is None and places_are_known(out):
-            lines_per_vector = lines_of_vectors(out, least=FEWEST_LINES)
+            lines_per_vector = _lines_of_vectors(out)
+        elif in_place and self.by_one and self.line is None and _places_are_known(out):
+            lines_per_vector = _lines_of_vectors(out, least=_FEWEST_LINES)
         if not lines_per_vector:
             return Refused("lines are long, or elements don't depend on their place in them")
-        loops = vectorize_lines(s, out, lines_per_vector, self.target)
+        loops = _vectorize_whole_lines(s, out, lines_per_vector, self.target)
         prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
         return loops
 
@@ -356,7 +373,7 @@ class _OutputSchedule:
         s, out, first = self.s, self.out, self.first_without_gaps
         axes = list(s[out].op.axis)
         if self.flat:
-            return [*axes[:first], s[out].fuse(*axes[first:])], constant_size([a.extent for a in axes[first:]])
+            return [*axes[:first], s[out].fuse(*axes[first:])], iterations(axes[first:])
         return axes, axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
 
     def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
@@ -379,3 +396,113 @@ class _OutputSchedule:
         if by_lines and not apart and _is_long(self.out, extent, self.lanes, self.target):
             prefetch_lines_read(s, tensor, vectors, each, self.target)
         return [*outer, vectors]
+
+
+def _lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
+    """Return how many rows shorter than a cache line make whole cache lines; 0 if the vector would be too long.
+
+    `least`: fewest cache lines of such a vector.
+    """
+    if out.ndim < 2:
+        return 0
+    rows, columns = out.shape[-2:]
+    line = LINE_BYTES // out.dtype.nbytes
+    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
+        return 0
+    count = rows_of_whole_lines(columns * out.dtype.nbytes)
+    count *= -(-least * line // (columns * count))
+    return count if count <= rows and columns * count <= _MOST_LINES_OF_VECTOR * line else 0
+
+
+def _places_are_known(out: te.Tensor) -> bool:
+    """True if the elements that a vector of whole rows reads have static distances from each other.
+
+    Indices may depend in any way on the position in a row, but not on data, and must be affine in the row.
+    """
+    op = out.op
+    if len(op.axis) < 2:
+        return False
+    decided = [condition for _, condition in conditions(op)]
+    for e in post_order([*decided, *[i for _, index in reads(op) for i in index]]):
+        if isinstance(e, ProducerLoad):
+            return False
+    uneven = [e for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorDiv | FloorMod)]
+    return not any(op.axis[-2].var in post_order((e,)) for e in [*decided, *uneven])
+
+
+def _vectorize_whole_lines(s: te.Schedule, out: te.Tensor, count: int, target: Target) -> list[te.IterVar]:
+    """Vectorise `count` rows at a time, so that the position of each lane within its row is static.
+
+    The rows of a last vector that is not full are masked, by loop partitioning, or computed twice where the loop over
+    vectors will be part of a fused parallel loop, which can't be partitioned: masks of hundreds of lanes in its body
+    took LLVM minutes.
+    """
+    *outer, rows, columns = s[out].op.axis
+    together = count * iterations([columns])
+    is_fused = bool(outer) and fuses_inner(outer, target)
+    tail = "shift" if is_fused else "guard"
+    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail=tail)
+    s[out].vectorize(vector)
+    for axis in (*outer, vectors):
+        s[out].pragma(axis, "loop_partition_hint")
+    return [*outer, vectors]
+
+
+def _shared_line(out: te.Tensor) -> te.Tensor | None:
+    """Return the computed tensor of which each line of `out` reads the same line at other indices; None if not unique.
+
+    Lines of dynamic length are assumed to be short, and injective stages that `out` reads to be inlined.
+    """
+    found: list[te.Tensor] = []
+    if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
+        _collect(out.op, found, set())
+    line = found[0] if found and all(t is found[0] for t in found) else None
+    if line is None or same_dim(line.shape[-1], 1) or not _is_worth_buffering(line):
+        return None
+    length = line.shape[-1]
+    return line if not isinstance(length, int) or length * line.dtype.nbytes <= _MOST_LINE_BYTES else None
+
+
+def _collect(
+    op: te.ComputeOp, found: list[te.Tensor], seen: set[tuple[te.Operation, bool]], moved: bool = False
+) -> None:
+    """Collect computed tensors that `op` reads in its own line, directly or through data movement within lines.
+
+    Stages read at the element's own index are looked through, each once, unless `op` is read at others (`moved`).
+    """
+    if (op, moved) in seen:
+        return
+    seen.add((op, moved))
+    for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
+        producer, index = load.producer.op, load.indices
+        if not isinstance(producer, te.ComputeOp) or not is_injective(producer) or len(index) != len(op.axis):
+            continue
+        places = zip(index, op.axis, strict=True)
+        same = [i is axis.var or (extent_of(axis) == 1 and as_int(i) == 0) for i, axis in places]
+        if not all(same[:-1]):
+            continue
+        elsewhere = moved or not same[-1]
+        if elsewhere and _computes(producer):
+            found.append(load.producer)
+        else:
+            _collect(producer, found, seen, elsewhere)
+
+
+def _computes(op: te.ComputeOp) -> int:
+    """Return the floating-point operations per element, without index arithmetic."""
+    return sum(isinstance(e, Binary) and e.dtype.is_float for e in post_order(op.body))
+
+
+def _is_worth_buffering(line: te.Tensor) -> bool:
+    """True if an element takes enough arithmetic to be worth buffering."""
+    behind = [op for op in operations_behind([line]) if isinstance(op, te.ComputeOp) and is_injective(op)]
+    return sum(_computes(op) for op in behind if op.output(0).ndim == line.ndim) >= _LEAST_OPERATIONS
+
+
+def _buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar, target: Target) -> None:
+    """Compute the part of `line` that an iteration of loop `at` of `out` reads, by vectors."""
+    attach(s, line, out, at)
+    tail = "guard" if isinstance(line.shape[-1], int) else "shift"
+    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target), tail=tail)
+    s[line].vectorize(lane)
+    s[line].pragma(vectors, "loop_partition_hint")

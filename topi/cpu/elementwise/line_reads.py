@@ -28,7 +28,7 @@ from relayc.topi.cpu.prefetch import (
     rows_ahead,
 )
 from relayc.topi.cpu.tiling import has_few_fill_buffers
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index
 
@@ -68,9 +68,9 @@ class LineRead:
         return [self.place(at) + (self.parts - 1) * at[-1]]
 
 
-def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
+def line_reads(op: te.Operation) -> list[LineRead] | None:
     """Return the reads of large inputs, parts of a row merged; None if one is not read in the output's order."""
-    elements, width = constant_size(op.output(0).shape), constant_size([extent_of(op.axis[-1])])
+    elements, width = constant_size(op.output(0).shape), iterations([op.axis[-1]])
     found: dict[te.Tensor, list[tuple[tuple[PrimExpr, ...], int]]] = {}
     for tensor, index in reads(op):
         if _LARGE_PARTS * constant_size(tensor.shape) >= elements:
@@ -82,7 +82,7 @@ def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
 
 
 def _together(
-    op: te.ComputeOp, tensor: te.Tensor, places: Sequence[tuple[tuple[PrimExpr, ...], int]], width: int
+    op: te.Operation, tensor: te.Tensor, places: Sequence[tuple[tuple[PrimExpr, ...], int]], width: int
 ) -> list[LineRead]:
     """Merge the reads of one tensor if they cover whole rows; others stay separate."""
     first, stride = places[0]
@@ -96,23 +96,23 @@ def _together(
     return [LineRead(tensor, op.axis, index, stride, 1) for index, stride in apart.values()]
 
 
-def _flat(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], at: Mapping[Var, PrimExpr]) -> PrimExpr:
+def _flat(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr], at: Mapping[Var, PrimExpr]) -> PrimExpr:
     return substitute(ravel_index(index, list(tensor.shape)), at)
 
 
-def _inside(op: te.ComputeOp) -> dict[Var, PrimExpr]:
+def _inside(op: te.Operation) -> dict[Var, PrimExpr]:
     """Return an index away from borders and from seams of joined tensors, often at halves and thirds."""
-    return {axis.var: const(constant_size([extent_of(axis)]) * 3 // 8) for axis in op.axis}
+    return {axis.var: const(iterations([axis]) * 3 // 8) for axis in op.axis}
 
 
 def _distance(
-    op: te.ComputeOp, tensor: te.Tensor, first: Sequence[PrimExpr], second: Sequence[PrimExpr]
+    op: te.Operation, tensor: te.Tensor, first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> int | None:
     at = _inside(op)
     return as_int(Analyzer().simplify(_flat(op, tensor, second, at) - _flat(op, tensor, first, at)))
 
 
-def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
+def _stride(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
     """Return the distance, in elements of `tensor`, between the reads of successive rows of `op`.
 
     None where it isn't read in the order of the output; elements of pairs may be swapped.
@@ -120,12 +120,12 @@ def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
     analyzer, at = Analyzer(), _inside(op)
 
     def apart(axis: te.IterVar) -> int | None:
-        steps = 2 if axis is op.axis[-1] and constant_size([extent_of(axis)]) % 2 == 0 else 1
+        steps = 2 if axis is op.axis[-1] and iterations([axis]) % 2 == 0 else 1
         later = {**at, axis.var: at[axis.var] + steps}
         distance = as_int(analyzer.simplify(_flat(op, tensor, index, later) - _flat(op, tensor, index, at)))
         return None if distance is None or distance % steps else distance // steps
 
-    strides = [apart(axis) for axis in op.axis if constant_size([extent_of(axis)]) > 1]
+    strides = [apart(axis) for axis in op.axis if iterations([axis]) > 1]
     known = [stride for stride in strides if stride is not None]
     in_order = len(known) == len(strides) > 1 and known == sorted(known, reverse=True) and abs(known[-1]) == 1
     return known[-2] if in_order else None
@@ -138,7 +138,6 @@ def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elemen
     can't be non-temporal and read before they write, the output is prefetched for writing, too; with little
     arithmetic only for 64-byte vectors, whose stores cross cache lines.
     """
-    assert isinstance(out.op, te.ComputeOp)
     inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
     whole, long_vectors = width * size % LINE_BYTES == 0, has_line_vectors(target)
     if not inputs or ((whole or not long_vectors) and _are_fetched(out.op, inputs, target)):
@@ -155,7 +154,6 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
     Hardware prefetchers fetch what lies between such runs, too, or stop at each. On cores with few line-fill buffers
     only what is read is prefetched, to L2.
     """
-    assert isinstance(out.op, te.ComputeOp)
     if not has_few_fill_buffers(target):
         return False
     width, inputs = constant_size(out.shape[-1:]), line_reads(out.op) or ()
@@ -170,7 +168,6 @@ def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
 
 def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
     """Prefetch later inputs of non-temporal stores if 64-byte vectors are selected from, and so loaded by masks."""
-    assert isinstance(out.op, te.ComputeOp)
     if is_beyond_caches(out, target) and _reads_by_masks(out.op, target):
         _prefetch(s, out, loop, elements, line_reads(out.op) or (), target)
 
@@ -189,12 +186,12 @@ def _prefetch(
         s[out].prefetch(read.tensor, loop, te.Prefetch(ahead, level, read.through_parts, lines))
 
 
-def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
+def _reads_by_masks(op: te.Operation, target: Target) -> bool:
     nodes = [e for body in _bodies(op) for e in post_order(body)]
     return has_line_vectors(target) and any(isinstance(e, Select) for e in nodes)
 
 
-def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
+def _are_fetched(op: te.Operation, inputs: Sequence[LineRead], target: Target) -> bool:
     """True if the hardware prefetcher covers the inputs: sequential rows, with little other work.
 
     It detects no streams in masked loads, by which 64-byte vectors that are selected from are read (Zen 5).
@@ -206,7 +203,7 @@ def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -
     return all(r.parts == 1 for r in inputs) and not busy and others <= target.cache_bytes.l1 // _PART_OF_L1
 
 
-def _bodies(op: te.ComputeOp) -> list[tuple[PrimExpr, ...]]:
+def _bodies(op: te.Operation) -> list[tuple[PrimExpr, ...]]:
     """Return the bodies of all operations that are inlined into `op`."""
     return [tuple(o.body) for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp)]
 

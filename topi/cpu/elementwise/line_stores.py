@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, is_streamed
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import extent_of, iterations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def vectorize_rows(
     would read each cache line before writing it, three bytes of traffic for two. The ends of a row must not touch those
     cache lines: a cached one has to be evicted before a non-temporal store, which stalls later stores.
     """
-    length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
+    length, line = iterations(axes), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
     if not rows_use_nontemporal_stores(out, length, target):
         whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1

@@ -19,6 +19,7 @@ from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions, static_shape
+from relayc.topi.cpu.common import attach
 from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead, rows_of_whole_lines
 from relayc.topi.cpu.tiling import has_few_fill_buffers
@@ -63,7 +64,6 @@ class PackedLines:
         Large inputs must be read in memory order.
         """
         op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
-        assert isinstance(op, te.ComputeOp)
         if isinstance(shape, Refused):
             return shape
         if len(shape) < 2 or not is_beyond_caches(out, target):
@@ -95,8 +95,7 @@ class PackedLines:
         vectors, vector = s[out].split(inside, factor=LINE_BYTES // out.dtype.nbytes)
         s[out].vectorize(vector)
         self._prefetch_ahead(s, out, vectors)
-        s[lines].set_scope("local")
-        s[lines].compute_at(s[out], chunk)
+        attach(s, lines, out, chunk)
         return out, [chunk], lines
 
     def _collapse(self, s: te.Schedule) -> te.Tensor:

@@ -20,7 +20,7 @@ from relayc.te.tir import PrimExpr, as_int, const
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import conditions, read_of_one, static_shape
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, level_of, read_later, rows_ahead
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
 
@@ -68,7 +68,6 @@ class PackedRows:
     def of(out: te.Tensor, target: Target) -> PackedRows | Refused:
         """The chunks of an output larger than the LLC whose rows are rows of one input in another order."""
         op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
-        assert isinstance(op, te.ComputeOp)
         if isinstance(shape, Refused):
             return shape
         if len(shape) < 2 or not is_beyond_caches(out, target) or any(conditions(op)):
@@ -98,7 +97,6 @@ class PackedRows:
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
         out, number = self.out, self.number
-        assert isinstance(out.op, te.ComputeOp)
         axes_of_index = out.op.axis
         rows = s.cache_write(out, "local") if self.packed else out
         axes = list(s[out].op.axis)
@@ -201,10 +199,10 @@ _Distances = Callable[[int, int], int | None]
 """Function from an axis and steps along it to the distance in elements of the input; None if it is data-dependent."""
 
 
-def _distances(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> _Distances:
+def _distances(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> _Distances:
     place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
     zeros = {axis.var: const(0) for axis in op.axis}
-    extents = [constant_size([axis.extent]) for axis in op.axis]
+    extents = [iterations([axis]) for axis in op.axis]
 
     def distance(number: int, steps: int) -> int | None:
         values = {**zeros, op.axis[number].var: const(min(steps, extents[number] - 1))}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.elements import element_cost, elements_per_step, vectorize_elements
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.prefetch import (
@@ -134,8 +134,7 @@ class FlattenedRows:
     def vectorize_fallback(self, s: te.Schedule, *reductions: tuple[te.Tensor, te.Tensor]) -> None:
         """Vectorise reductions by lanes, row by row, for the fallback of failed speculation."""
         for tensor, lanes in reductions:
-            s[lanes].set_scope("local")
-            s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
+            attach(s, lanes, tensor, s[tensor].op.axis[-1])
             lane = s[lanes].op.axis[-1]
             s[lanes].reorder(*s[lanes].op.reduce_axis, lane)
             s[lanes].vectorize(lane)
@@ -170,7 +169,6 @@ class FlattenedSoftmax:
 
     def _is_in_memory_order(self, op: te.Operation) -> bool:
         """True if an elementwise operation reads inputs at its own indices, or its row's, in memory order."""
-        assert isinstance(op, te.ComputeOp)
         own = [axis.var for axis in op.axis]
         return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
 
@@ -194,15 +192,13 @@ class FlattenedSoftmax:
             s[self.anchor].compute_inline()
         group = self._loops(s, out)
         for tensor in (largest, exact, total, of_total):
-            s[tensor].set_scope("local")
-            s[tensor].compute_at(s[out], group)
+            attach(s, tensor, out, group)
         for tensor in (of_total, *of_sums):
             s[tensor].vectorize(s[tensor].op.axis[-1])
         self.line.schedule_exponentials(s, exponentials, along=self._is_in_memory_order(s[exponentials].op))
         all_rows = self.line.add_up(s, sums)
         if of_sums:  # only the sums need exponentials
-            s[exponentials].set_scope("local")
-            s[exponentials].compute_at(s[sums], all_rows)
+            attach(s, exponentials, sums, all_rows)
         vectorize_elements(s, exact, s[exact].op.axis[-1], self.line.length, self.line.lanes)
         self.line.vectorize_fallback(s, (largest, lanes_of_maxima), (total, lanes_of_exact))
         return s

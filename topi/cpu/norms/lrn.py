@@ -16,7 +16,7 @@ from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.utils import ravel_index
 
@@ -47,7 +47,7 @@ def _window_in_registers(kernel: KernelFacts) -> te.Schedule | Refused:
     """One pass over memory; only loop ends test for borders."""
     anchor, target, axis = kernel.anchor, kernel.target, int(kernel.anchor.attrs["axis"])
     sums = [op for op in kernel.stages if op.reduce_axis]
-    window = constant_size([extent_of(a) for a in sums[0].reduce_axis])
+    window = iterations(sums[0].reduce_axis)
     if not kernel.has_one_result or len(sums) != 1 or window > _MOST_NEIGHBOURS:
         return Refused(f"several results or sums, or a window of {window} channels, more than {_MOST_NEIGHBOURS}")
     s = kernel.create_schedule()
@@ -112,7 +112,7 @@ def _lrn_across_channels(
     sizes = [extent_of(a) for a in axes[axis + 1 :]]
     size = constant_size(sizes)
     fitting = target.cache_bytes.l1 // (1 if few else 2) // ((window + 2) * nbytes)
-    share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
+    share = -(-size * iterations(axes[:axis]) // target.num_cores)
     most = _LINES_FEW_BUFFERS * LINE_BYTES // nbytes if few else size
     parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_VECTORS_AT_ONCE[0] * lanes, max(most, lanes))
     columns, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.common import attach, parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, uses_reduction
@@ -13,7 +13,7 @@ from relayc.topi.cpu.prefetch import in_sequence, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
 from relayc.topi.cpu.reductions.reduction import reduce_across, vectorize_reduction
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, likely_extent
+from relayc.topi.groups import constant_size, extent_of, iterations, likely_extent
 from relayc.topi.moments import Moments
 from relayc.topi.tuning import choose
 
@@ -102,8 +102,7 @@ def part_by_part(
     if work is not None:
         parallel(s, parts, part, work, lanes)
     for stage in stages:
-        s[stage].set_scope("local")
-        s[stage].compute_at(s[parts], part)
+        attach(s, stage, parts, part)
     return part
 
 
@@ -120,7 +119,7 @@ def schedule_parts(
     parts, lanes = moments.sums, vector_lanes(target)
     in_l1 = prefetched and not has_few_fill_buffers(target)
     across = moments.x.ndim - 1 not in moments.sizes
-    columns = constant_size([extent_of(s[parts].op.axis[-1])])
+    columns = iterations([s[parts].op.axis[-1]])
     most = _columns_per_step(target)
     block = columns if columns <= most else _even_block(columns, most, lanes)
     stages = (moments.beginning, moments.shift, moments.distances[0])

@@ -20,7 +20,7 @@ from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import layer_norm_by_moments
 from relayc.topi.registry import Rank, register_schedule
@@ -139,7 +139,7 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if speculative:
         busy.append(_speculate_rows(s, rows.anchor, first, lanes))
-    (tensor, loop), length = busy[-1], constant_size([extent_of(a) for a in axes[first:]])
+    (tensor, loop), length = busy[-1], iterations(axes[first:])
     # the next row, where memory is idle; and this row's results, by a stage that precedes the writing pass
     always = rows.anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
     prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)

@@ -18,7 +18,7 @@ from relayc.topi.cpu.norms.strided_softmax import softmax_by_parts, unshifted_bl
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 
@@ -315,7 +315,7 @@ def _prefetch_ahead(
 ) -> None:
     """Prefetch, in each iteration of `loop`, the `width` columns of a line that are read and written `ahead` later."""
     axis = columns.axis
-    own = [constant_size([extent_of(a)]) for a in s[stage].op.axis[axis + 1 :]]
+    own = [iterations([a]) for a in s[stage].op.axis[axis + 1 :]]
 
     def place(*i: Any) -> tuple[Any, Any]:
         return i[axis], ravel_index(i[axis + 1 : axis + 1 + len(own)], own) + ahead

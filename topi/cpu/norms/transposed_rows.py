@@ -11,7 +11,7 @@ from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.elements import element_cost
 from relayc.topi.cpu.norms.facts import uses_reduction
 from relayc.topi.cpu.norms.packed_transpose import can_pack, pack_rows
@@ -203,8 +203,7 @@ class TransposedRows:
             for stage in add_up_in_registers(s, tensor, self.lanes):
                 s[stage].compute_at(s[out], group)
             return None
-        s[tensor].set_scope("local")
-        s[tensor].compute_at(s[out], group)
+        attach(s, tensor, out, group)
         *_, column, row = (None, *s[tensor].op.axis)
         blocks: te.IterVar | None = None
         if column is not None and len(s[tensor].op.axis) == len(out.shape):

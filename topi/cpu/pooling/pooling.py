@@ -12,7 +12,7 @@ from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir.substitute import substitute
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.common import local_accumulator, parallel
+from relayc.topi.cpu.common import attach, local_accumulator, parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.norms.packed_transpose import can_pack
 from relayc.topi.cpu.pooling.window_lines import WindowLines
@@ -20,7 +20,7 @@ from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from relayc.topi.cpu.prefetch import LINE_BYTES, in_sequence, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.rewrites import compare_as_float32, compare_as_integers
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations, likely_extent
 from relayc.topi.registry import register_schedule
 from relayc.topi.tag import PAD
 from relayc.topi.utils import ravel_index
@@ -84,7 +84,7 @@ def _channels(kernel: KernelFacts) -> te.Schedule:
             vectorize_elements(s, op.output(0), last, last.extent, lanes)
     out, accumulator = kernel.out, local_accumulator(s, anchor, kernel.out)
     *outer, last = s[out].op.axis
-    window = constant_size([axis.extent for axis in anchor.reduce_axis])
+    window = iterations(anchor.reduce_axis)
     line = s[out].fuse(*outer)
     parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
     group = vectorize_elements(s, out, last, last.extent, lanes)
@@ -103,7 +103,7 @@ def _columns(kernel: KernelFacts) -> te.Schedule | Refused:
     if tuple(operation.attrs["axes"]) != (1, 2) or len(operation.axis) != 4 or not kernel.has_one_result:
         return Refused("no images with channels last and one result")
     s = kernel.create_schedule()
-    if constant_size([extent_of(operation.axis[-1])]) >= vector_lanes(target):
+    if iterations([operation.axis[-1]]) >= vector_lanes(target):
         operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation)
     stages: list[te.Tensor] = []
@@ -121,8 +121,7 @@ def _columns(kernel: KernelFacts) -> te.Schedule | Refused:
         s, out, accumulator, columns, target, vectors=vectors, rows=rows, operations=operations, divide=False
     )
     for stage in stages:
-        s[stage].set_scope("local")
-        s[stage].compute_at(s[out], tile)
+        attach(s, stage, out, tile)
         _reduce_by_vectors(s, stage)
         for axis in s[stage].op.axis[1:3]:
             s[stage].unroll(axis)
@@ -143,7 +142,6 @@ def _prefetch_columns(
     for so little data that takes longer than the stalls.
     """
     op = s[reader].op
-    assert isinstance(op, te.ComputeOp)
     (across, along), (group, channels), (taps, *columns) = strides, tile, op.reduce_axis
 
     def place(image: te.Tensor, index: Sequence[PrimExpr], row: int, column: int, *i: Any) -> Sequence[Any]:
@@ -154,7 +152,7 @@ def _prefetch_columns(
 
     for image, index in reads(op):
         last, lines = (
-            constant_size([extent_of(taps)]) + (group - 1) * across,
+            iterations([taps]) + (group - 1) * across,
             -(-channels * image.dtype.nbytes // LINE_BYTES),
         )
         if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, 1, target) or image.dtype.nbytes == 1:
@@ -190,7 +188,7 @@ def _schedule_dynamic_lines(kernel: KernelFacts) -> te.Schedule:
     and a window it is known which vectors touch the border.
     """
     lanes, strided = vector_lanes(kernel.target), kernel.anchor.attrs.get("strides", (1,))[-1] > 1
-    many = constant_size([axis.extent for axis in kernel.anchor.reduce_axis]) > _FEW_TAPS
+    many = iterations(kernel.anchor.reduce_axis) > _FEW_TAPS
     s = _schedule_lines(kernel, part=4 * lanes, share=strided or many)
     fewer = _schedule_lines(kernel, part=2 * lanes, share=many)
     s.specialize_small(fewer)
@@ -201,7 +199,7 @@ def _schedule_dynamic_lines(kernel: KernelFacts) -> te.Schedule:
 def _schedule_lines(kernel: KernelFacts, part: int | None = None, *, share: bool = True) -> te.Schedule:
     """Schedule windows that span the last axis; with `share` adjacent windows share reductions across lines."""
     s, operation, target = kernel.create_schedule(), kernel.anchor, kernel.target
-    lanes, width = vector_lanes(target), constant_size([extent_of(operation.axis[-1])])
+    lanes, width = vector_lanes(target), iterations([operation.axis[-1]])
     if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
         operation = compare_as_integers(s, operation)
     elif not _is_vector_of_float16(operation, target):
@@ -217,7 +215,7 @@ def _schedule_lines(kernel: KernelFacts, part: int | None = None, *, share: bool
 
 def _is_vector_of_float16(operation: te.Operation, target: Target) -> bool:
     """True if a line is at most a vector of float16, read at stride 1, that the target compares without conversion."""
-    width, strides = constant_size([extent_of(operation.axis[-1])]), operation.attrs.get("strides", (1,))
+    width, strides = iterations([operation.axis[-1]]), operation.attrs.get("strides", (1,))
     native = operation.output(0).dtype == "float16" and not target.features.isdisjoint(("avx512fp16", "fullfp16"))
     return native and strides[-1] == 1 and width <= vector_lanes(target, 2)
 
@@ -244,7 +242,7 @@ def _tile_lines(
     window = anchor.reduce_axis
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
     *outer, last = s[out].op.axis
-    taps, width = constant_size([axis.extent for axis in window]), extent_of(last)
+    taps, width = iterations(window), extent_of(last)
     if part is None:
         at, group = s[out].split(last, nparts=1)
     else:
@@ -275,8 +273,7 @@ def _tile_lines(
 
 def _reduce_in_registers(s: te.Schedule, lines: te.Tensor, out: te.Tensor, group: te.IterVar, target: Target) -> None:
     """Reduce windows across lines for each `group` of results, in vector registers, which LLVM shuffles."""
-    s[lines].set_scope("local")
-    s[lines].compute_at(s[out], group)
+    attach(s, lines, out, group)
     _prefetch_lines(s, lines, target)
     s[lines].unroll(s[lines].op.axis[-2])
     _reduce_by_vectors(s, lines)
@@ -328,8 +325,7 @@ def _prefetch_lines(s: te.Schedule, lines: te.Tensor, target: Target) -> None:
 
 def _taps(reduced: te.Tensor) -> int:
     """Return the elements that are reduced for each element of a tensor."""
-    assert isinstance(reduced.op, te.ComputeOp)
-    return constant_size([extent_of(axis) for axis in reduced.op.reduce_axis])
+    return iterations(reduced.op.reduce_axis)
 
 
 def _reduce_by_vectors(
@@ -343,7 +339,7 @@ def _reduce_by_vectors(
     *data, last = s[tensor].op.axis
     window, lane = s[tensor].op.reduce_axis, last if lane is None else lane
     s[tensor].reorder(*data, *outer, *window, lane)
-    if constant_size([axis.extent for axis in window]) <= unrolled:
+    if iterations(window) <= unrolled:
         for axis in window:
             s[tensor].unroll(axis)
     s[tensor].vectorize(lane)

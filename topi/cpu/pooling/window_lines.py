@@ -12,10 +12,9 @@ from relayc.te.arith import Analyzer
 from relayc.te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.pooling.neighbours import combined, levels_of, reduce_groups
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import extent_of, iterations
 
-__all__ = ["WindowLines"]
+__all__ = ["WindowLines", "combined", "reduce_groups"]
 
 _MOST_LEVELS = 2
 """Most levels of sharing between columns: tiles of more than four columns exceed the vector registers."""
@@ -49,7 +48,7 @@ class WindowLines:
         assert isinstance(anchor, te.ComputeOp)
         *across, along = anchor.reduce_axis
         size = extent_of(along)
-        several = across and constant_size([extent_of(k) for k in across]) > 1
+        several = across and iterations(across) > 1
         if not several or not isinstance(size, int) or size == 1 or "dilation" not in anchor.attrs:
             return None
         stride, dilation = anchor.attrs["strides"][-1], anchor.attrs["dilation"][-1]
@@ -70,10 +69,10 @@ class WindowLines:
         axes = [self.anchor.axis[n] for n in self.anchor.attrs["axes"]]
         if not all(isinstance(extent_of(axis), int) for axis in axes):
             return 0, 0
-        down, lines = 0, constant_size([extent_of(axis) for axis in self.anchor.axis[: self.along]])
+        down, lines = 0, iterations(self.anchor.axis[: self.along])
         if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1 and lines >= 2 * cores:
-            down = levels_of(constant_size([extent_of(self.taps[0])]), self.anchor.attrs["strides"][0], 1)
-        return down, levels_of(self.size, self.stride, _MOST_LEVELS) if self.dilation == 1 else 0
+            down = _levels_of(iterations([self.taps[0]]), self.anchor.attrs["strides"][0], 1)
+        return down, _levels_of(self.size, self.stride, _MOST_LEVELS) if self.dilation == 1 else 0
 
     def combined(self, levels: tuple[int, int]) -> float:
         """Return the combine operations per window, in tiles of a few columns.
@@ -81,7 +80,7 @@ class WindowLines:
         Columns where adjacent tiles meet are reduced twice.
         """
         down, along = levels
-        across, columns = constant_size([extent_of(k) for k in self.taps]), max(2**along, 2)
+        across, columns = iterations(self.taps), max(2**along, 2)
         lines = combined(across, self.anchor.attrs["strides"][0], down) if down else across - 1
         read = ((columns - 1) * self.stride + self._reach) / columns
         return read * lines + combined(self.size, self.stride, along)
@@ -91,7 +90,7 @@ class WindowLines:
 
         Only for windows without gaps: dilated ones seldom overlap within a tile of a few columns.
         """
-        across = constant_size([extent_of(k) for k in self.taps])
+        across = iterations(self.taps)
         return self.dilation == self.unit == 1 and self.combined(levels) <= _SAVED * (across * self.size - 1)
 
     @property
@@ -196,3 +195,63 @@ class WindowLines:
         shape = [extent_of(axis) for axis in anchor.axis]
         s.recompute(anchor.output(0), te.compute(shape, window, name=anchor.name, tag=anchor.tag))
         return tuple([s.current(t) for t in tensors])
+
+
+def combined(size: int, stride: int, levels: int) -> float:
+    """Return the combine operations per window, for many windows of `size` elements, `stride` apart.
+
+    Groups of 2 ** levels windows share the reduction of their common elements, halves of a group that of theirs, and so
+    on: each level adds `stride` operations per window.
+    """
+    return levels * stride + (_common(size, stride, levels) - 1) / 2**levels
+
+
+def _levels_of(size: int, stride: int, most: int) -> int:
+    """Return the levels, up to `most`, with the fewest combine operations; 0 if windows overlap too little."""
+    possible = [n for n in range(most + 1) if _common(size, stride, n) > 0]
+    return min(possible, key=lambda n: (combined(size, stride, n), n))
+
+
+def _common(size: int, stride: int, levels: int) -> int:
+    """Return the elements common to 2 ** levels adjacent windows; negative where there are none."""
+    return size - (2**levels - 1) * stride
+
+
+def reduce_groups(s: te.Schedule, tensor: te.Tensor, at: int, stride: int, levels: int) -> list[te.Tensor]:
+    """Let `tensor`, which reduces windows `stride` apart along dimension `at`, share reductions of common elements.
+
+    The one reduction axis runs along `at`, without gaps. What 2 ** levels adjacent windows share is reduced first, then
+    what each half of them has besides. Returns the stages, `tensor` last. Tiles of 2 ** levels should be unrolled, so
+    that it is static which half an element belongs to.
+    """
+    op = s[tensor].op
+    assert isinstance(op, te.ComputeOp)
+    (whole,), (tap,) = op.body, op.reduce_axis
+    size, shape = extent_of(tap), [extent_of(axis) for axis in op.axis]
+    assert isinstance(whole, Reduce) and isinstance(size, int)
+
+    def reduced(level: int, larger: te.Tensor | None) -> te.Tensor:
+        """Reduce what 2 ** level windows share beyond what twice as many share, which is in `larger`."""
+        group, common = 2**level, _common(size, stride, level)
+        taps = te.reduce_axis((0, common if larger is None else group * stride), name=tap.var.name)
+
+        def element(*i: Any) -> PrimExpr:
+            begin = (i[at] * group + group - 1) * stride  # where the last window does
+            if larger is not None:  # the second half has its own at the end
+                begin = begin + i[at] % 2 * (common - group * stride)
+            values = {axis.var: v for axis, v in zip(op.axis, i, strict=True)}
+            values |= {op.axis[at].var: te.const(0), tap.var: begin + taps}
+            source = tuple([substitute(e, values) for e in whole.source])
+            init = () if larger is None else (larger(*i[:at], i[at] // 2, *i[at + 1 :]),)
+            return whole.replace(source=source, axis=(taps,), init=init)
+
+        if not level:
+            return te.compute(shape, element, name=op.name, tag=op.tag, attrs=op.attrs)
+        extents = [*shape[:at], as_dim(-(-shape[at] // group)), *shape[at + 1 :]]
+        return te.compute(extents, element, name=f"{op.name}_{group}", attrs=op.attrs)
+
+    stages = [reduced(levels, None)]
+    for level in reversed(range(levels)):
+        stages.append(reduced(level, stages[-1]))
+    s.recompute(op.output(0), stages[-1])
+    return [s.current(stage) for stage in (*stages[:-1], tensor)]

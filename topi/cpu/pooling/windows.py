@@ -13,7 +13,7 @@ from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import threads_worthwhile, vector_lanes
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def tile_windows(
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
-    channels = constant_size([extent_of(s[out].op.axis[-1])])
+    channels = iterations([s[out].op.axis[-1]])
     lanes = vector_lanes(target)
     lanes *= next((n for n in (4, 2) if n <= vectors and channels % (n * lanes) == 0), 1)
     is_column = _is_column(out)
     window = _in_image_order(s[accumulator].op.reduce_axis, is_column)
-    taps = constant_size([axis.extent for axis in window])
+    taps = iterations(window)
     *line_axes, x = _in_image_order(s[out].op.axis[:-1], is_column)
     channel = s[out].op.axis[-1]
     rows = 1 if is_column else rows
@@ -65,17 +65,17 @@ def tile_windows(
     likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
     note("tiles", "windows", columns=columns, rows=rows, channels=lanes, width=width, taps=taps)
-    reach = constant_size([window[-1].extent]) // 2  # padding in front of the first window, at most, usually
+    reach = iterations([window[-1]]) // 2  # padding in front of the first window, at most, usually
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
-    count, inner = -(-constant_size([axis.extent for axis in line_axes]) // rows), [x_inner, channel_inner]
+    count, inner = -(-iterations(line_axes) // rows), [x_inner, channel_inner]
     row = line_axes[-1]
     if rows > 1:
         line_axes[-1], tile_row = s[out].split(row, factor=rows)
         s[out].unroll(tile_row)
         inner.insert(0, tile_row)
-    vectors = -(-constant_size([channel.extent]) // lanes)
+    vectors = -(-iterations([channel]) // lanes)
     work = constant_size(out.shape) * (2.0 * taps if operations is None else operations)
     part = _vectors_of_a_part(target, count, vectors, min(target.num_cores, threads_worthwhile(work, lanes)))
     if part < vectors and alone:
@@ -86,7 +86,7 @@ def tile_windows(
         lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
         parallel(s, out, lines, work, lanes)
         s[out].pragma(lines, "loop_partition_hint")
-        if constant_size([row.extent]) % rows:
+        if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
     if width > 2 * columns:
         s[out].pragma(x_outer, "loop_partition_hint")
@@ -104,7 +104,7 @@ def tile_windows(
     if rows > 1:
         s[accumulator].unroll(tile_row)
     for i in reversed(range(len(window))):
-        if constant_size([axis.extent for axis in window[i:]]) <= unrolled:
+        if iterations(window[i:]) <= unrolled:
             s[accumulator].unroll(window[i])
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)

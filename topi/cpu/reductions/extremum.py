@@ -14,7 +14,7 @@ from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
 from relayc.topi.reduction import largest_number, smallest_number
 from relayc.topi.registry import operations_behind, register_schedule
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
@@ -267,7 +267,7 @@ class _Search:
         self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
     ) -> None:
         """Schedule both passes over a part, for a block of columns at a time."""
-        columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
+        columns = min(iterations([s[parts].op.axis[-1]]), _COLUMNS)
         part_by_part(s, parts, passes, columns, constant_size(self.shape) * 4.0, target)
         for stage in passes:
             add_up_lines(s, stage, vector_lanes(target))

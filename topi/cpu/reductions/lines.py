@@ -8,7 +8,7 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Add, Reduce
 from relayc.topi.cpu.accesses import only_variable, reads
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, iterations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te.Tens
 
     Returns the stage that reads the lines, and its loop over those taken at once.
     """
-    lines = constant_size([extent_of(a) for a in s[tensor].op.reduce_axis])
+    lines = iterations(s[tensor].op.reduce_axis)
     if _is_float_sum(s[tensor].op) and lines >= _LONG:
         return _add_up_in_blocks(s, tensor, lanes)
     *data, column = s[tensor].op.axis
@@ -131,7 +131,6 @@ def even_part(length: te.Dim, most: int) -> int:
 
 def _line_bytes(op: te.Operation) -> int:
     """Return the stride in bytes of the last reduction axis, in the largest tensor that is read along it."""
-    assert isinstance(op, te.ComputeOp)
     line, column = op.reduce_axis[-1].var, op.axis[-1].var
     found = [
         constant_size(tensor.shape[n + 1 :]) * tensor.dtype.nbytes

@@ -29,7 +29,7 @@ from relayc.topi.cpu.tiling import (
     parallel_worthwhile,
     vector_lanes,
 )
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
 from relayc.topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _SHARE_OF_REGISTERS = 8
 
 def _reduces_last_axis(op: te.Operation) -> bool:
     """True if the innermost reduction axis is contiguous, by its attribute or for lack of a last data axis."""
-    return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
+    return not op.axis or iterations([op.axis[-1]]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
 def vectorize_reduction(
@@ -147,7 +147,7 @@ def _split_between_cores(
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule a reduction with an elementwise tail, by vectors of partial results or, if strided, of outputs."""
     s = te.create_schedule([out.op for out in outs])
-    if not _reduces_last_axis(anchor) or constant_size([extent_of(a) for a in anchor.reduce_axis]) >= _FEW_ELEMENTS:
+    if not _reduces_last_axis(anchor) or iterations(anchor.reduce_axis) >= _FEW_ELEMENTS:
         anchor = compare_as_integers(s, anchor)
     outs = [out.output(0) for out in s.outputs]
     inline_injective(s, outs, keep=[anchor])
@@ -165,11 +165,11 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
 
 def _length(op: te.Operation) -> int:
     """Elements that are reduced to one."""
-    return constant_size([extent_of(a) for a in op.reduce_axis])
+    return iterations(op.reduce_axis)
 
 
 def _work(op: te.Operation) -> float:
-    return constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * 2.0
+    return iterations((*op.axis, *op.reduce_axis)) * 2.0
 
 
 def reduce_along(
@@ -181,7 +181,7 @@ def reduce_along(
     result, does.
     """
     result, axes = passes[-1], list(s[out].op.axis)
-    rows, length = constant_size([extent_of(a) for a in axes]), _length(s[result].op)
+    rows, length = iterations(axes), _length(s[result].op)
     single, work = len(passes) == 1, _work(s[result].op)
     lanes = _lanes_along(s[result].op, target) if single else vector_lanes(target)
 
@@ -391,7 +391,7 @@ def _combine_lines(
     first = passes[0] if speculation is None else speculation
     (line,) = s[first].op.reduce_axis
     for tensor in _read_from_memory(first.op):
-        s[first].prefetch(tensor, line, te.Prefetch(rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width))
+        s[first].prefetch(tensor, line, te.Prefetch(rows_ahead(iterations([line]) * LINE_BYTES) * width))
 
 
 def _read_from_memory(op: te.Operation) -> list[te.Tensor]:

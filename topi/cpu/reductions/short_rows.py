@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.topi.cpu.accesses import only_variable, reads
-from relayc.topi.cpu.common import parallel_outer
+from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, iterations
 from relayc.topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FEW_VECTORS = 3
 
 def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> Serves | Refused:
     """True if `op` reduces rows shorter than a few vectors, and enough of them for vectors of results `out`."""
-    lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
+    lanes, length = vector_lanes(target), iterations(op.reduce_axis)
     rows = [d for d in out.shape if d != 1][-1:]
     if not 0 < length < _FEW_VECTORS * lanes:
         return Refused(f"rows of {length} elements are {_FEW_VECTORS} vectors of {lanes} or longer")
@@ -55,8 +55,7 @@ def reduce_short_rows(
     over_rows = [*passes, *([] if speculation is None else [speculation])]
     _transpose_rows(s, over_rows, position, lanes, group, out, target)
     for result in passes:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], group)
+        attach(s, result, out, group)
     for result in over_rows:
         data = list(s[result].op.axis)
         s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
@@ -95,7 +94,6 @@ def _transpose_rows(
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
     """Return the tensors whose rows a reduction reads, each with its dimension that `position` indexes."""
-    assert isinstance(op, te.ComputeOp)
     row, line = op.axis[position].var, op.reduce_axis[-1].var
     return [
         (tensor, n)

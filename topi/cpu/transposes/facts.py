@@ -55,12 +55,12 @@ class TransposeFacts:
     @property
     def rows(self) -> Dim:
         """Rows of `out` along axis `number`."""
-        return extent_of(self._operation.axis[self.number])
+        return extent_of(self.out.op.axis[self.number])
 
     @property
     def columns(self) -> Dim:
         """Elements of a row of `out`."""
-        return extent_of(self._operation.axis[-1])
+        return extent_of(self.out.op.axis[-1])
 
     @property
     def is_static(self) -> bool:
@@ -95,7 +95,7 @@ class TransposeFacts:
     @property
     def is_all_read(self) -> bool:
         """Whether `tensor` is all that `out` reads, so that its rows may be fused: others would be gathered then."""
-        return all(read is self.tensor for read, _ in reads(self._operation))
+        return all(read is self.tensor for read, _ in reads(self.out.op))
 
     @property
     def is_of_whole_lines(self) -> bool:
@@ -208,11 +208,6 @@ class TransposeFacts:
     @property
     def _result_alignment(self) -> int:
         return _alignment(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
-
-    @property
-    def _operation(self) -> te.ComputeOp:
-        assert isinstance(self.out.op, te.ComputeOp)
-        return self.out.op
 
 
 def _alignment(nbytes: int) -> int:

@@ -73,7 +73,6 @@ def _are_copied(rows: te.Tensor, depth: int) -> bool:
 
 def _lies_along(rows: te.Operation) -> bool:
     """Whether memory is contiguous along the rows that are packed."""
-    assert isinstance(rows, te.ComputeOp)
     step = rows.axis[-1].var
     found = [only_variable(index[-1]) is step for tensor, index in reads(rows) if tensor.ndim > 1]
     return bool(found) and all(found)

@@ -188,7 +188,6 @@ def _piece(facts: TransposeFacts, width: int, l2: int) -> int | None:
 
 def _axes_inside(facts: TransposeFacts) -> tuple[int, ...]:
     """The output's axes, but for the exchanged ones, along which the input's dimensions behind `position` are read."""
-    assert isinstance(facts.out.op, te.ComputeOp)
     behind = [i for read, index in reads(facts.out.op) if read is facts.tensor
               for i in index[facts.position + 1 :]]  # fmt: skip
     variables = {e for e in post_order(behind) if isinstance(e, Var)}

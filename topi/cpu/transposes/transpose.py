@@ -62,7 +62,6 @@ def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     would reach over what is read.
     """
     op = out.op
-    assert isinstance(op, te.ComputeOp)
     if any(behind.tag == PAD for behind in operations_behind([out])):
         return None
     row, column = op.axis[number].var, op.axis[-1].var
