@@ -19,7 +19,7 @@ from relayc.te.tir import Buffer, BufferLoad, BufferStore, Call, For, IfThenElse
 from relayc.te.tir.interpreter import Interpreter
 from relayc.te.tir.stmt import ForKind
 from relayc.te.tir.values import Memory
-from relayc.topi.cpu.register_transpose import block_of, transpose_by_shuffles, transposed_vectors
+from relayc.topi.cpu.register_transpose import Bindings, block_of, transpose_by_shuffles, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import PackedBlocks, PackedMatrices
@@ -62,12 +62,13 @@ def test_shuffles_transpose_a_tile(kind: str, lanes: int) -> None:
     block = block_of(lanes, dtype(kind))
     rows = [Var("row", dtype(f"{kind}x{block}")) for _ in range(lanes)]
     values = {id(row): np.arange(block) + block * i for i, row in enumerate(rows)}
-    definitions, columns = transpose_by_shuffles(rows)
-    for variable, shuffle in definitions:
+    bindings = Bindings()
+    columns = transpose_by_shuffles(rows, bindings)
+    for variable, shuffle in bindings.values:
         both = np.concatenate([values[id(v)] for v in shuffle.vectors])
         values[id(variable)] = both[list(shuffle.indices)]
     assert np.array_equal([values[id(c)] for c in columns], np.arange(lanes * block).reshape(lanes, block).T)
-    assert len(definitions) == lanes - block + block * (block.bit_length() - 1)
+    assert len(bindings.values) == lanes - block + block * (block.bit_length() - 1)
 
 
 @pytest.mark.parametrize("twice", [True, False], ids=["with itself", "with another"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, reduce
 from operator import add
-from typing import Any
 
 from relayc import te
 from relayc.te.tir import (
@@ -19,16 +18,14 @@ from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,
-    LetStmt,
     PrimExpr,
     Ramp,
     Select,
-    Shuffle,
     Stmt,
-    Var,
     const,
     make_const,
-)
+)  # fmt: skip
+from relayc.topi.cpu.register_transpose import Bindings
 
 __all__ = ["sum_rows"]
 
@@ -50,8 +47,7 @@ def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
     sums = te.compute((*ones, lanes), lambda *i: te.sum(source(*i, k), axis=k), name="sums")
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        first = [const(0)] * (ndim - 1)
-        definitions: list[tuple[Var, PrimExpr]] = []
+        first, bindings = [const(0)] * (ndim - 1), Bindings()
 
         def piece(at: int, begin: int, end: int) -> PrimExpr:
             """A vector of the line, with zeros in the lanes outside of `begin` to `end`."""
@@ -64,9 +60,8 @@ def sum_rows(lanes: int, length: int, ndim: int, dtype: str) -> te.TensorIntrin:
             return Select(inside, value, zero)
 
         rows = [reduce(add, [piece(*p) for p in _pieces(t * length, length, lanes)]) for t in range(lanes)]
-        total = _total(rows, definitions)
-        body: Stmt = BufferStore(outputs[0], total, (*first, Ramp(const(0), const(1), lanes)))
-        return reduce(lambda inner, item: LetStmt(*item, inner), reversed(definitions), body)
+        total = _total(rows, bindings)
+        return bindings.around(BufferStore(outputs[0], total, (*first, Ramp(const(0), const(1), lanes))))
 
     return te.decl_tensor_intrin(sums.op, emit, "sum_rows")
 
@@ -80,27 +75,23 @@ def _pieces(begin: int, length: int, lanes: int) -> list[tuple[int, int, int]]:
     return sorted(found, key=lambda piece: piece[1] - piece[2])
 
 
-def _total(vectors: Sequence[PrimExpr], definitions: list[tuple[Var, PrimExpr]]) -> PrimExpr:
-    """The vector of the sums of each of `vectors`, in their order; variables it needs are appended to `definitions`."""
+def _total(vectors: Sequence[PrimExpr], bindings: Bindings) -> PrimExpr:
+    """The vector of the sums of each of `vectors`, in their order."""
     lanes = len(vectors)
     block = min(lanes, _BLOCK)
-
-    def defined(value: PrimExpr) -> Var:
-        variable = Var("sums", value.dtype)
-        definitions.append((variable, value))
-        return variable
-
     # Vector t's sum is to be in place t: that is lane t % block of block t // block. Blocks are told apart first.
-    rows: list[list[PrimExpr]] = [[defined(vectors[t]) for t in range(w, lanes, block)] for w in range(block)]
+    rows: list[list[PrimExpr]] = [
+        [bindings.define("sums", vectors[t]) for t in range(w, lanes, block)] for w in range(block)
+    ]
     blocks = lanes // block
     while len(rows[0]) > 1:
         picks = [[2 * i + half for i in range(blocks)] for half in (0, 1)]
-        rows = [[_pair(a, b, picks, block, defined) for a, b in zip(row[::2], row[1::2], strict=True)] for row in rows]
+        rows = [[_pair(a, b, picks, block, bindings) for a, b in zip(row[::2], row[1::2], strict=True)] for row in rows]
     (whole,) = zip(*rows, strict=True)
     columns: list[PrimExpr] = list(whole)
     while len(columns) > 1:
         halves = [_within_blocks(lanes, block, half) for half in (0, 1)]
-        columns = [_pair(a, b, halves, 1, defined) for a, b in zip(columns[::2], columns[1::2], strict=True)]
+        columns = [_pair(a, b, halves, 1, bindings) for a, b in zip(columns[::2], columns[1::2], strict=True)]
     return columns[0]
 
 
@@ -114,7 +105,7 @@ def _within_blocks(lanes: int, block: int, half: int) -> list[int]:
     ]
 
 
-def _pair(a: PrimExpr, b: PrimExpr, picks: Sequence[Sequence[int]], unit: int, defined: Any) -> PrimExpr:
+def _pair(a: PrimExpr, b: PrimExpr, picks: Sequence[Sequence[int]], unit: int, bindings: Bindings) -> PrimExpr:
     """The sum of two shuffles of `a` and `b`, of pieces of `unit` lanes."""
-    shuffled = [defined(Shuffle((a, b), tuple(p * unit + i for p in pick for i in range(unit)))) for pick in picks]
-    return defined(shuffled[0] + shuffled[1])
+    even, odd = [bindings.shuffle("sums", a, b, [p * unit + i for p in pick for i in range(unit)]) for pick in picks]
+    return bindings.define("sums", even + odd)

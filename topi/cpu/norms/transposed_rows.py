@@ -14,11 +14,16 @@ from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.elements import element_cost
 from relayc.topi.cpu.norms.facts import uses_reduction
-from relayc.topi.cpu.norms.packed_transpose import can_pack, pack_rows
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.register_transpose import (
+    block_of,
+    can_pack,
+    pack_rows,
+    transpose_in_registers,
+    transposed_vectors,
+)  # fmt: skip
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind

@@ -14,11 +14,11 @@ from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, local_accumulator, parallel
 from relayc.topi.cpu.elements import vectorize_elements
-from relayc.topi.cpu.norms.packed_transpose import can_pack
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from relayc.topi.cpu.prefetch import LINE_BYTES, in_sequence, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.rewrites import compare_as_float32, compare_as_integers
+from relayc.topi.cpu.register_transpose import can_pack
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations, likely_extent
 from relayc.topi.registry import register_schedule
