@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from relayc import te
@@ -85,11 +85,12 @@ def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
     """Return the tensors that are gathered from, at indices that are loaded themselves."""
     nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
     loads = [e for e in nodes if isinstance(e, ProducerLoad)]
-    return {load.producer for load in loads if load.indices and all(map(_is_read, load.indices))}
+    return {load.producer for load in loads if load.indices and all(_reads_data([i]) for i in load.indices)}
 
 
-def _is_read(index: PrimExpr) -> bool:
-    return any(isinstance(e, ProducerLoad) for e in post_order((index,)))
+def _reads_data(expressions: Iterable[PrimExpr]) -> bool:
+    """True if an expression depends on data."""
+    return any(isinstance(e, ProducerLoad) for e in post_order(tuple(expressions)))
 
 
 def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
@@ -178,8 +179,7 @@ def _choosing_lanes(out: te.Tensor) -> list[te.ComputeOp]:
     """Return the operations whose conditions depend on the index along the last axis and not on data."""
     op, found = out.op, list[te.ComputeOp]()
     for source, condition in conditions(op):
-        nodes = list(post_order((condition,)))
-        if op.axis[-1].var in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
+        if op.axis[-1].var in post_order((condition,)) and not _reads_data([condition]):
             found.append(source)
     return found
 
@@ -423,9 +423,8 @@ def _places_are_known(out: te.Tensor) -> bool:
     if len(op.axis) < 2:
         return False
     decided = [condition for _, condition in conditions(op)]
-    for e in post_order([*decided, *[i for _, index in reads(op) for i in index]]):
-        if isinstance(e, ProducerLoad):
-            return False
+    if _reads_data([*decided, *[i for _, index in reads(op) for i in index]]):
+        return False
     uneven = [e for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorDiv | FloorMod)]
     return not any(op.axis[-2].var in post_order((e,)) for e in [*decided, *uneven])
 

@@ -79,11 +79,6 @@ def _columns_per_step(target: Target) -> int:
     return 2 * target.cache_bytes.l1 // 3 // _COLUMN_BYTES
 
 
-def _even_block(columns: int, most: int, lanes: int) -> int:
-    """Divide a line of more than `most` columns as evenly as whole vectors allow; returns the columns of a block."""
-    return -(-columns // -(-columns // most) // (2 * lanes)) * 2 * lanes
-
-
 def part_by_part(
     s: te.Schedule, parts: te.Tensor, stages: Sequence[te.Tensor], block: int | None, work: float | None, target: Target
 ) -> te.IterVar:
@@ -121,7 +116,8 @@ def schedule_parts(
     across = moments.x.ndim - 1 not in moments.sizes
     columns = iterations([s[parts].op.axis[-1]])
     most = _columns_per_step(target)
-    block = columns if columns <= most else _even_block(columns, most, lanes)
+    # a longer line is divided as evenly as whole vectors allow
+    block = columns if columns <= most else -(-columns // -(-columns // most) // (2 * lanes)) * 2 * lanes
     stages = (moments.beginning, moments.shift, moments.distances[0])
     work = None if at is not None else constant_size(moments.x.shape) * 4.0
     part = part_by_part(s, parts, stages, block if across else None, work, target)

@@ -75,7 +75,11 @@ def _by_moments(rows: RowFacts) -> te.Schedule | Refused:
         return Refused("the shape is dynamic")
     if not rows.exceed_caches:
         return Refused(f"caches hold a row of {rows.row_bytes} bytes for a second pass, and all cores have rows")
-    return _schedule_by_moments(rows)
+    x, *parameters = [t for t in rows.anchor.input_tensors if not uses_reduction(t.op)]
+    beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "layer_norm")
+    norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
+    return schedule_by_moments(rows, moments, norm)
 
 
 def _strided(rows: RowFacts) -> te.Schedule | Refused:
@@ -193,14 +197,6 @@ def _rows_per_batch(rows: RowFacts) -> int:
     pairs = _BATCH_SHARE if is_softmax else _SHARE_OF_PAIRS
     fitting = [n for n in _BATCHES if n * length <= l1 // (pairs if n == 2 else _BATCH_SHARE)]
     return max([n for n in fitting if constant_size(out.shape[:1]) % n == 0], default=1)
-
-
-def _schedule_by_moments(rows: RowFacts) -> te.Schedule:
-    x, *parameters = [t for t in rows.anchor.input_tensors if not uses_reduction(t.op)]
-    beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
-    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "layer_norm")
-    norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
-    return schedule_by_moments(rows, moments, norm)
 
 
 def _are_long(rows: RowFacts) -> Serves | Refused:

@@ -23,34 +23,27 @@ from relayc.topi.utils import ravel_index
 __all__ = ["CopiedRuns", "PackedBlocks", "PackedMatrices"]
 
 _WHOLE_SHARE = 2 / 5
-"""Largest matrix that is prefetched whole, as a share of the L2 cache: the one that is transposed stays there, too.
-(GB/s, by pieces and whole: 49 rows of 2048 30 and 35, 20 x 20 of 255 channels 30 and 36, 28 x 28 of 72 27 and 37;
-matrices of 800 KB 34 and 28.)"""
+"""Largest matrix that is prefetched whole, as a share of the L2 cache: the one that is transposed stays there, too."""
 _WHOLE_SHARE_HIGH_LATENCY, _LEAST_PIECE = 4 / 5, 1024
 """For unaligned rows with a high-latency LLC: largest matrix that is prefetched whole, as a share of the L2 cache, and
-least bytes of pieces, each on another page. (Whole and otherwise: 260 rows of 1000 floats, half of the cache, 15 and 9,
-577 of 768 halves 13 and 8; by pieces and by ordered tiles: of 1024 bytes 15 and 8, of 256 9 and 11.)"""
+least bytes of pieces, each on another page."""
 _PIECE_BYTES, _PART_OF_L2 = 2048, 8
 """Most bytes of each row of larger matrices that are prefetched together; all pieces, or all copied runs, take at most
-1 / 8 of the L2 cache, and what is transposed meanwhile as much. (GB/s, pieces of 128, 256 and 512 bytes: 196 rows 34,
-33, 36; 577 rows 36, 32, 27.)"""
+1 / 8 of the L2 cache, and what is transposed meanwhile as much."""
 _BLOCK_SHARE_OF_CACHE = 3 / 32
 """Largest block as a share of the L2 cache, which holds two blocks of the result."""
 _LEAST_NBYTES = 4
 """Least element size in bytes for larger matrices: a block of narrower elements has more rows, which a tile takes
-together, than the L1 cache holds. (GB/s, before and by blocks: bytes of 64 channels 32 and 16, float16 39 and 36.)"""
+together, than the L1 cache holds."""
 _VECTOR_BYTES = 32
 """Bytes of the vectors that whole matrices are transposed into: a tile of longer ones has more rows than stay in the L1
-cache. (GB/s, 64 and 32 bytes: 72 x 784 float16 32 and 46, float32 35 and 47, 197 x 768 uint8 28 and 38; by pieces, 577
-x 1024 float32, 34 and 29.)"""
+cache."""
 _MOST_BYTES = 8192
 """Largest block of whole cache lines in bytes: L1 caches of 32 to 48 KB hold it, and two of the result, in half of
-their size. (GB/s, matrices prefetched whole, by blocks and by ordered tiles: 64 channels 46 and 26, 112 50 and 29, 176
-30 and 38, 256 25 and 38, 512 25 and 41.)"""
+their size."""
 _SHORT_BYTES, _SHARE_OF_L1 = 512, 4
 """Matrices that fit in L1 are done by blocks where their rows are shorter than so many bytes, and they take more than 1
-/ n of it: ordered tiles, and whole matrices, are faster otherwise. (GB/s, blocks and those: 64 rows of 128 37 and 46,
-32 x 32 41 and 50.)"""
+/ n of it: ordered tiles, and whole matrices, are faster otherwise."""
 _MOST_BLOCKS, _FEWEST_BLOCKS = 128, 4
 """Most and fewest blocks in one loop: the last block is stored while nothing is transposed."""
 
@@ -201,10 +194,9 @@ class PackedMatrices:
 _LINES_OF_RUN, _PREFETCHED_BY_TILES = 8, 4
 """Cache lines of a run, and those of the next run that tiles prefetch. (Runs of 4 were slower, runs of 16 equal.)"""
 _LEAST_ALIGNMENT = PAGE_BYTES // 2
-"""Bytes: rows whose distance is a multiple of this are copied; others stay in the caches. (128 rows of float16 at
-multiples of 512 bytes reach 86 % of a copy's bandwidth directly, 69 % when copied.)"""
+"""Bytes: rows whose distance is a multiple of this are copied; others stay in the caches."""
 _FEW = 24
-"""Up to so many rows stay in the caches, too (88 % of a copy's bandwidth directly, 78 % when copied)."""
+"""Up to so many rows stay in the caches, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,14 +35,12 @@ __all__ = ["PermutedTiles"]
 
 _LINES_IN_ORDER, _LINES = (3, 1), ((12, 4), (6, 4))
 """Fewest contiguous cache lines of the input, and of the output, in a piece: for short pieces in the input's order, and
-for others, the second choice where pieces get too large. (GB/s beside copies of 35 to 40, of planes one line, four,
-sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes that
-are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
+for others, the second choice where pieces get too large."""
 _SHORT_BYTES = 4096
-"""Most bytes of a piece in the input's order: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22
-GB/s, by 48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
+"""Most bytes of a piece in the input's order: longer ones of few lines are no faster. Where vectors are shorter than
+cache lines they cost more."""
 _WHOLE_BYTES = 4096
-"""Dimensions up to so many bytes are not split. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
+"""Dimensions up to so many bytes are not split."""
 _PART_OF_L2 = 16
 """A piece is at most this fraction (1 / n) of the L2 cache: so is the next."""
 _BLOCK_BYTES = 8192

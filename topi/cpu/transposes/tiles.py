@@ -20,30 +20,24 @@ from relayc.topi.utils import ravel_index
 __all__ = ["InputTiles", "OrderedTiles", "OutputTiles", "PackedTiles"]
 
 _LINES, _LINES_IN_SETS = 1, 2
-"""Cache lines written of each output row at a time: normally, and where output or input rows conflict in cache sets.
-(GB/s by one and by two: output rows at odd multiples of 64 to 256 bytes 46 to 50 and 36 to 40, at multiples of 512
-bytes 25 and 35 to 42; by three 31 to 39.)"""
+"""Cache lines written of each output row at a time: normally, and where output or input rows conflict in cache sets."""
 _LINES_FEW_BUFFERS = (4, 2)
 """Cache lines written, the most that the L2 cache has room for, of rows that begin anywhere, where L1 has few line-fill
-buffers and input rows conflict in cache sets. (Zen 4, AVX-512, by two and by four, GB/s: rows of 256 floats 29 and 33,
-of 512 25 and 28, of 1024 20 and 22 to 26; by one and by two: of 2048 15 and 18. AVX2 alike.)"""
+buffers and input rows conflict in cache sets."""
 _WIDE_NBYTES = 4
-"""Least element size in bytes for two cache lines where rows begin anywhere and one more line is transposed in vain.
-(GB/s, by one and by two: rows of 400 odd columns, float32 40 and 46, float16 43 and 37, bytes 36 and 29.)"""
+"""Least element size in bytes for two cache lines where rows begin anywhere and one more line is transposed in vain."""
 _BLOCKS_OF_CACHE = 3
 """Blocks that an L2 cache holds: one that is transposed, one that arrives, and room for the rest."""
 _LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048
 """Fewest and most bytes of an input row in a piece, where a block of whole rows doesn't fit: in C 0.5 to 4 KB were
 alike."""
 _MOST_REPEATED = 17 / 16
-"""Most that all pieces of a row have together, relative to the row. (Rows of 784 floats by two pieces of 448: 29 to 26
-GB/s.)"""
+"""Most that all pieces of a row have together, relative to the row."""
 _PIECES_OF_L2 = 8
 """Blocks of pieces are at most this fraction (1 / n) of the L2 cache, since pieces that lie pages apart conflict in its
-sets. (Bytes, pieces of 1 instead of 2 KB: 26 to 32 GB/s.)"""
+sets."""
 _LEAST_BELOW = 8
-"""Fewest blocks below each other to take pieces down the rows: nothing is prefetched where their next column begins.
-(Beside each other instead, 16384 x 4096 bytes 34 to 29 GB/s, others alike.)"""
+"""Fewest blocks below each other to take pieces down the rows: nothing is prefetched where their next column begins."""
 _LINES_OF_PREFETCH = 4
 """Cache lines that one prefetch covers, contiguous; pieces are multiples of them."""
 
