@@ -1,4 +1,18 @@
-"""Software prefetch: distances, and the schedule primitives that fetch later rows or elements of inputs."""
+"""Software prefetch of memory-bound kernels: what is fetched, how far ahead, into which cache.
+
+Only inputs that exceed the L2 cache are (`is_streamed`), and only where the hardware prefetcher falls behind:
+
+* Reads in sequence with little arithmetic need none, but with a high-latency LLC: then half a page ahead
+  (`prefetch_elements`).
+* Arithmetic between them, such as NaN tests, keeps out-of-order execution from running ahead: a kilobyte, or what a
+  core reads during a memory latency (`prefetch_ahead`).
+* Rows that are read twice are fetched a row ahead, while memory is idle (`prefetch_rows`), or while results are stored
+  (`prefetch_next`).
+* Rows at scattered addresses, and blocks in another order than memory's, have an index function of their own
+  (`prefetch_places`, `read_later`), some rows ahead (`rows_ahead`).
+
+Lines go to L1; to L2 on cores with few line-fill buffers (`level_of`), whose hardware prefetcher needs those of L1.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "in_memory", "in_sequence", "inputs_of",
-    "is_beyond_caches", "is_streamed", "level_of", "prefetch_elements", "prefetch_next", "prefetch_places",
-    "prefetch_rows", "read_later", "rows_ahead", "rows_of_whole_lines",
+    "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead", "prefetch_elements", "prefetch_next",
+    "prefetch_places", "prefetch_rows", "read_later", "rows_ahead", "rows_of_whole_lines",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -35,6 +49,8 @@ _AHEAD_IN_PAGE = 2048
 """Prefetch distance in bytes with a high-latency LLC: half a page. The hardware prefetcher of the L2 cache stays in the
 page of the last access: a core that prefetches in the page behind it waits for each line (Xeon of the Sapphire Rapids
 family: 13 and 23 GB/s)."""
+_BUSY_BYTES = 1024
+"""Prefetch distance in bytes where elements take several instructions each."""
 _ROWS_OF_L2 = 4
 """Rows that the L2 cache must hold for prefetching the next: that, this one, what is kept of it, and spare room."""
 _LEAST_BYTES = 512
@@ -99,6 +115,20 @@ def rows_ahead(nbytes: int) -> int:
     For rows at scattered addresses; for sequential rows see `elements_ahead`.
     """
     return -(-_AHEAD_BYTES // nbytes)
+
+
+def prefetch_ahead(
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, tensors: Sequence[te.Tensor], target: Target,
+    *, busy: bool = False,
+) -> None:  # fmt: skip
+    """Prefetch, in each iteration of `loop`, a little ahead in those of `tensors` that exceed the caches.
+
+    `busy`: elements take several instructions, so that loads are far apart in time.
+    """
+    for tensor in tensors:
+        if is_streamed(tensor, 1, target):
+            near = te.Prefetch(_BUSY_BYTES // tensor.dtype.nbytes, level_of(target))
+            s[stage].prefetch(tensor, loop, near if busy else in_sequence(tensor, target))
 
 
 def prefetch_rows(

@@ -9,7 +9,7 @@ from relayc.topi.cpu.common import attach, parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, uses_reduction
-from relayc.topi.cpu.prefetch import in_sequence, is_streamed
+from relayc.topi.cpu.prefetch import prefetch_ahead
 from relayc.topi.cpu.reductions.lines import add_up_lines, even_part
 from relayc.topi.cpu.reductions.reduction import reduce_across, vectorize_reduction
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
@@ -133,7 +133,10 @@ def schedule_parts(
         # where results stay in registers, out-of-order execution runs far enough ahead on cores with few fill buffers
         by_itself = not prefetched and (not across or block <= _columns_in_registers(target))
         if not in_l1 and not (by_itself and has_few_fill_buffers(target)):
-            _prefetch_ahead(s, busy, loop, moments.x, target)
+            x = moments.x  # or the tensor that it reshapes
+            read = [t for t in (x, *x.op.input_tensors) if isinstance(t.op, te.PlaceholderOp)]
+            whole = [t for t in read if constant_size(t.shape) == constant_size(x.shape)]
+            prefetch_ahead(s, busy, loop, whole, target)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
@@ -167,15 +170,6 @@ def _pass_in_order(
 def _columns_in_registers(target: Target) -> int:
     """Return how many columns have their two sums and their shift in registers."""
     return (target.vector_registers - 2) // 3 * vector_lanes(target)
-
-
-def _prefetch_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target) -> None:
-    """Prefetch, in each iteration of `loop`, a little ahead in `x`, or in the tensor it reshapes, if it exceeds caches.
-    """
-    for tensor in (x, *x.op.input_tensors):
-        read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
-        if read and is_streamed(tensor, 1, target):
-            s[stage].prefetch(tensor, loop, in_sequence(tensor, target))
 
 
 def schedule_by_moments(rows: RowFacts, moments: Moments, norm: te.Tensor, *, by_rows: bool = False) -> te.Schedule:

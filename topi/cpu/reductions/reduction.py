@@ -17,6 +17,7 @@ from relayc.topi.cpu.prefetch import (
     inputs_of,
     is_streamed,
     level_of,
+    prefetch_ahead,
     prefetch_rows,
     rows_ahead,
 )
@@ -43,8 +44,6 @@ _ACCUMULATORS = 4
 """Vector accumulators of partial results: enough to hide the latency of an addition."""
 _FEW_LANES = 8
 """Most lanes of a vector that are added up sequentially; of wider vectors, quarters are added first."""
-_AHEAD_BYTES = 1024
-"""Prefetch distance in bytes along each of these lines, where the hardware prefetcher doesn't keep up."""
 _NARROW_BYTES = 2
 """Bytes of 16-bit results, whose elements are converted."""
 _FEW_ELEMENTS = 8
@@ -333,9 +332,7 @@ def _prefetch_ahead(
     narrow += [e for e in nodes if isinstance(e, Call) and e.op == "reinterpret"]
     if not (always or slow or narrow):
         return
-    for source in _read_from_memory(op):
-        if is_streamed(source, 1, target):
-            s[tensor].prefetch(source, loop, te.Prefetch(_AHEAD_BYTES // source.dtype.nbytes, level_of(target)))
+    prefetch_ahead(s, tensor, loop, _read_from_memory(op), target, busy=True)
 
 
 def _prefetch_next_block(
