@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["ColumnPlan", "Columns", "Loops", "Pass", "prefetch_columns", "prefetch_later_rows"]
+__all__ = ["ColumnPlan", "Columns", "Loops", "StagePass", "prefetch_columns", "prefetch_later_rows"]
 
 _PAGE_BYTES = 4096
 """Addresses at this distance have the same set in an L1 cache, and few different ones in L2."""
@@ -101,7 +101,7 @@ class Loops(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pass:
+class StagePass:
     """A pass of `stage` over the rows of a block: `width` columns at a time, of which vectors or rows are unrolled.
 
     All columns of a row come before the next row or, with `block`, all rows of so many columns before the next columns.
@@ -150,7 +150,7 @@ class ColumnPlan:
     aligned: bool = False
 
     def apply(
-        self, s: te.Schedule, columns: Columns, passes: Sequence[Pass], work: float
+        self, s: te.Schedule, columns: Columns, passes: Sequence[StagePass], work: float
     ) -> tuple[te.IterVar, dict[te.Tensor, Loops]]:
         """Run `passes` over each block, then store its results; returns the loop over blocks, and those of all passes.
         """

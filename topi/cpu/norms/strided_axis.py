@@ -10,7 +10,7 @@ from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
-from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, Pass, prefetch_columns, prefetch_later_rows
+from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, StagePass, prefetch_columns, prefetch_later_rows
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.norms.facts import RowFacts, is_worth_keeping, uses_reduction
@@ -197,21 +197,21 @@ def _schedule_copied_blocks(
     if few and columns.are_whole_lines and not columns.have_set_conflicts:
         nbytes = _BLOCK_BYTES_FEW_BUFFERS
     width = nbytes // columns.out.dtype.nbytes
-    note("block", "copied", bytes_of_a_row=nbytes)
     statistics = [op.output(0) for op in before if uses_reduction(op)]
     first = next(t for t in statistics if t.op.reduce_axis)
     in_registers = min(target.vector_registers // _SHARE_OF_REGISTERS * lanes, width)
 
-    def passed(tensor: te.Tensor) -> Pass:
+    def passed(tensor: te.Tensor) -> StagePass:
         if tensor is first:  # fused with the copy, so that the reduction needs no pass of its own
-            return Pass(tensor, LINE_BYTES // tensor.dtype.nbytes, 0, "vectors", tensor.op.reduce_axis[0])
+            return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes, 0, "vectors", tensor.op.reduce_axis[0])
         if tensor.op.reduce_axis:  # as many columns at a time as have their sums in registers
-            return Pass(tensor, lanes, in_registers, "vectors")
-        return Pass(tensor, LINE_BYTES // tensor.dtype.nbytes)
+            return StagePass(tensor, lanes, in_registers, "vectors")
+        return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes)
 
     plan = ColumnPlan(width, line, aligned=not columns.are_whole_lines)
+    note("block", "copied", plan)
     unroll = "" if few else "vectors"  # unrolling would issue all prefetches of a row at once
-    copied = Pass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
+    copied = StagePass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
     _, loops = plan.apply(s, columns, [copied, *map(passed, statistics)], work)
     s[columns.out].unroll(loops[columns.out].vectors)
     prefetch_later_rows(
@@ -259,7 +259,8 @@ def _fits_in_registers(columns: Columns, before: list[te.ComputeOp]) -> Serves |
 def _schedule_in_registers(s: te.Schedule, columns: Columns, before: list[te.ComputeOp], work: float) -> None:
     """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
     plan = ColumnPlan(columns.line, columns.line, unrolled=columns.rows)
-    _, loops = plan.apply(s, columns, [Pass(op.output(0), columns.line, unroll="rows") for op in before], work)
+    note("block", "registers", plan)
+    _, loops = plan.apply(s, columns, [StagePass(op.output(0), columns.line, unroll="rows") for op in before], work)
     _prefetch_blocks_ahead(s, columns, plan, before, loops)
 
 
@@ -290,9 +291,9 @@ def _schedule_column_blocks(s: te.Schedule, columns: Columns, before: list[te.Co
     Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
     """
     width = _block_width(columns)
-    note("block", "cache lines", columns=width)
     plan = ColumnPlan(width, width, unrolled=lines_per_step(columns.rows))
-    elementwise = [Pass(op.output(0), width) for op in before if not op.reduce_axis]
+    note("block", "cache lines", plan)
+    elementwise = [StagePass(op.output(0), width) for op in before if not op.reduce_axis]
     block, loops = plan.apply(s, columns, elementwise, work)
     for op in [op for op in before if op.reduce_axis]:
         for stage in add_up_in_registers(s, op.output(0), vector_lanes(columns.target)):

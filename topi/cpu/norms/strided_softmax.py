@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir.decisions import note
-from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Pass, prefetch_later_rows
+from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, StagePass, prefetch_later_rows
 from relayc.topi.cpu.norms.facts import inline_others, uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
@@ -55,16 +55,17 @@ def softmax_by_parts(
     inline_injective(s, [columns.out], keep=[t.op for t in stages])
     block = _VECTORS * lanes
     width = -(-lines * LINE_BYTES // columns.out.dtype.nbytes // block) * block
-    note("block", "parts of rows", columns=width, rows_of_a_part=parts.size)
     by_rows = _interleaves_rows(columns)
 
-    def passed(stage: te.Tensor) -> Pass:
+    def passed(stage: te.Tensor) -> StagePass:
         """Reductions take a few vectors of columns over all rows; elementwise stages do unless `by_rows`."""
         reduces, fused = bool(s[stage].op.reduce_axis), s[stage].op.axis[axis] if stage in by_parts else None
-        over_rows = reduces or not by_rows
-        return Pass(stage, lanes if reduces else block, block if over_rows else 0, "vectors" if reduces else "", fused)
+        if reduces:
+            return StagePass(stage, lanes, block, "vectors", fused)
+        return StagePass(stage, block, 0 if by_rows else block, "", fused)
 
     plan = ColumnPlan(width, block, aligned=columns.are_stored_by_lines and not columns.are_whole_lines)
+    note("block", "parts of rows", plan, rows_of_a_part=parts.size)
     _, loops = plan.apply(s, columns, [passed(stage) for stage in stages], work)
     s[columns.out].split(loops[columns.out].rows, factor=parts.size)
     if is_streamed(columns.out, plan.step(columns), target):
@@ -123,9 +124,10 @@ def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int
     before = [op for op in inline_others(s, out, anchor) if uses_reduction(op)]
     columns, line = Columns(out, axis, target), LINE_BYTES // _FLOAT_BYTES
     plan = ColumnPlan(lines * line, line, aligned=True)
-    passes = [Pass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in before]
+    note("block", "unshifted", plan)
+    passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in before]
     plan.apply(s, columns, passes, work)
-    loops = Pass(exponentials, max(lanes, line), fused=exponentials.op.axis[axis]).apply(s)
-    Pass(sums, lanes, unroll="vectors", fused=k).apply(s)
+    loops = StagePass(exponentials, max(lanes, line), fused=exponentials.op.axis[axis]).apply(s)
+    StagePass(sums, lanes, unroll="vectors", fused=k).apply(s)
     rows = rows_ahead(lines * LINE_BYTES)
     prefetch_later_rows(s, columns, exponentials, loops.vectors, line, rows=rows, step=plan.step(columns))

@@ -8,7 +8,7 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
-from relayc.topi.cpu.column_blocks import Pass
+from relayc.topi.cpu.column_blocks import StagePass
 from relayc.topi.cpu.common import attach, parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import (
@@ -293,7 +293,7 @@ def reduce_across(
     for each in passes:
         attach(s, each, out, group)
     if narrow is not None:
-        Pass(passes[0], lanes).apply(s)
+        StagePass(passes[0], lanes).apply(s)
         attach(s, narrow, passes[0], s[passes[0]].op.reduce_axis[-1])
         add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
         return
