@@ -126,8 +126,10 @@ class StagePass:
             data.append(blocks)
         vectors, lane = stage.split(column, factor=self.width)
         stage.reorder(*data, *rows, vectors, lane)
-        for loop in {"": [], "vectors": [vectors], "rows": rows[-1:]}[self.unroll]:
-            stage.unroll(loop)
+        if self.unroll == "vectors":
+            stage.unroll(vectors)
+        elif self.unroll == "rows" and rows:
+            stage.unroll(rows[-1])
         stage.vectorize(lane)
         if self.fused is not None:
             stage.pragma(self.fused, "fuse_with_next")
@@ -152,8 +154,7 @@ class ColumnPlan:
     def apply(
         self, s: te.Schedule, columns: Columns, passes: Sequence[StagePass], work: float
     ) -> tuple[te.IterVar, dict[te.Tensor, Loops]]:
-        """Run `passes` over each block, then store its results; returns the loop over blocks, and those of all passes.
-        """
+        """Run `passes` over each block and store its results; returns the loop over blocks, and those of all passes."""
         out, axis = columns.out, columns.axis
         outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
         if self.aligned:

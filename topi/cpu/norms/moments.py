@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Dim
 
-__all__ = [
-    "part_by_part", "part_sizes", "schedule_by_moments", "schedule_moments_at", "schedule_moments_at_root",
-    "schedule_parts",
-]  # fmt: skip
+__all__ = ["part_by_part", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_parts"]
 
 _COLUMNS = 1024
 """Most elements of a line that two-pass schedules take at once."""
@@ -184,7 +181,7 @@ def schedule_by_moments(rows: RowFacts, moments: Moments, norm: te.Tensor, *, by
     before, axes, work = inline_others(s, out, s.current(rows.result).op), list(s[out].op.axis), estimated_work(out)
     first = max(rows.others, default=-1) + 1
     if not by_rows:
-        schedule_moments_at_root(s, before, moments, target)
+        schedule_moments(s, before, moments, target)
         outer = axes[: first if rows.are_along else -1]
         vectors, _ = vectorize_rows(s, out, axes[len(outer) :], target)
         parallel_outer(s, out, [*outer, vectors], work, target)
@@ -199,41 +196,29 @@ def schedule_by_moments(rows: RowFacts, moments: Moments, norm: te.Tensor, *, by
         vectorize_rows(s, out, axes[first:], target)
     else:
         vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), vector_lanes(target))
-    schedule_moments_at(s, before, moments, out, row, target)
+    schedule_moments(s, before, moments, target, (out, row))
     return s
 
 
-def schedule_moments_at_root(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target) -> None:
-    """Compute `moments`, and the stages of `before` that use them, at root, before the normalisation."""
-    schedule_parts(s, moments, target)
-    for op in before:
-        statistic = op.output(0)
-        if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
-            continue
-        if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
-            reduce_across(s, statistic, [statistic], target)
-        elif not op.reduce_axis:
-            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), vector_lanes(target))
-
-
-def schedule_moments_at(
-    s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target,
-    *, prefetched: bool = False,
+def schedule_moments(
+    s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target,
+    at: tuple[te.Tensor, te.IterVar] | None = None, *, prefetched: bool = False,
 ) -> None:  # fmt: skip
-    """Compute `moments`, and the stages of `before` that use them, at the loop `row` of `out`.
+    """Compute `moments`, and the stages of `before` that use them, before the normalisation or at its loop `at`.
 
     `prefetched`: their input was prefetched a row ahead.
     """
-    lanes = vector_lanes(target)
-    schedule_parts(s, moments, target, (out, row), prefetched)
-    for op in before:
-        if s[op].attach != "root" or not uses_reduction(op):
+    lanes, along = vector_lanes(target), moments.x.ndim - 1 in moments.sizes
+    schedule_parts(s, moments, target, at, prefetched)
+    for op in [op for op in before if s[op].attach == "root" and uses_reduction(op)]:
+        statistic, along_memory = op.output(0), op.attrs.get("reduces_last_axis", False)
+        if at is not None:
+            s[statistic].compute_at(s[at[0]], at[1])
+        if op.num_outputs > 1 or not op.axis or along_memory or (along and at is not None):
             continue
-        statistic = op.output(0)
-        s[statistic].compute_at(s[out], row)
-        if moments.x.ndim - 1 in moments.sizes or op.attrs.get("reduces_last_axis", False):
-            continue
-        if op.reduce_axis:
+        if not op.reduce_axis:
+            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
+        elif at is not None:
             add_up_lines(s, statistic, lanes)
         else:
-            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
+            reduce_across(s, statistic, [statistic], target)

@@ -14,12 +14,7 @@ from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at
-from relayc.topi.cpu.norms.moments import (
-    part_sizes,
-    schedule_by_moments,
-    schedule_moments_at,
-    schedule_moments_at_root,
-)  # fmt: skip
+from relayc.topi.cpu.norms.moments import part_sizes, schedule_by_moments, schedule_moments
 from relayc.topi.cpu.norms.rows import schedule_rowwise
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying, schedule_strided_axis
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
@@ -149,7 +144,7 @@ def _schedule_images(rows: RowFacts) -> te.Schedule:
     image, vectors, each = _by_whole_lines(s, out, axis, target)
     prefetched = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
     parallel(s, out, image, estimated_work(out), vector_lanes(target))
-    schedule_moments_at(s, before, moments, out, image, target, prefetched=prefetched)
+    schedule_moments(s, before, moments, target, (out, image), prefetched=prefetched)
     return s
 
 
@@ -272,9 +267,9 @@ def _schedule_lines(rows: RowFacts, by_rows: bool) -> te.Schedule:
     if by_rows:
         prefetched = prefetch_next(s, out, vectors, constant_size(sizes), elements_per_step(line, lanes), target)
         parallel(s, out, image, estimated_work(out), lanes)
-        schedule_moments_at(s, before, moments, out, image, target, prefetched=prefetched)
+        schedule_moments(s, before, moments, target, (out, image), prefetched=prefetched)
     else:
-        schedule_moments_at_root(s, before, moments, target)
+        schedule_moments(s, before, moments, target)
         parallel_outer(s, out, [image, each], estimated_work(out), target)
     return s
 
