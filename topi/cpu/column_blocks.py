@@ -75,7 +75,7 @@ class Columns:
     @cached_property
     def are_stored_by_lines(self) -> bool:
         """Whether `out` exceeds the caches and can be stored by whole lines, perhaps by blocks aligned to them."""
-        if not exceeds_all_caches(constant_size(self.out.shape) * self.out.dtype.nbytes, self.target):
+        if not exceeds_all_caches(self.out, self.target):
             return False
         return self.are_whole_lines or "memory_strides" not in self.out.op.attrs
 

@@ -71,9 +71,9 @@ def has_line_vectors(target: Target) -> bool:
     return target.vector_bytes >= LINE_BYTES
 
 
-def exceeds_all_caches(nbytes: int, target: Target) -> bool:
-    """Whether `nbytes` exceed every cache, or fill it alone."""
-    return nbytes >= max(target.cache_bytes)
+def exceeds_all_caches(tensor: te.Tensor, target: Target) -> bool:
+    """Whether the tensor exceeds every cache, or fills it alone."""
+    return constant_size(tensor.shape) * tensor.dtype.nbytes >= max(target.cache_bytes)
 
 
 def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:
@@ -159,7 +159,7 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
     if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
         return False
-    far = exceeds_all_caches(constant_size(shape) * out.dtype.nbytes, target)
+    far = exceeds_all_caches(out, target)
     if row > (caches.l3 // _SHARE_OF_LLC if far else caches.l2 // _SHARE_OF_L2):
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]

@@ -113,8 +113,7 @@ def _are_small_images(rows: RowFacts) -> Serves | Refused:
     out, target, (axis,) = rows.out, rows.target, rows.axes
     columns, l2, images = Columns(out, axis, target), target.cache_bytes.l2, constant_size(out.shape[:axis])
     image = columns.rows * columns.row_bytes
-    far = exceeds_all_caches(images * image, target)
-    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if far else 0)
+    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if exceeds_all_caches(out, target) else 0)
     share = 1 if columns.have_set_conflicts else _SHARE_OF_STATISTICS
     small = columns.count * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
     if not small:
@@ -158,7 +157,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     *lead, channel = s[out].op.axis[: axis + 1]
     rest = s[out].op.axis[axis + 1 :]
-    cached = not exceeds_all_caches(constant_size(out.shape) * nbytes, target)
+    cached = not exceeds_all_caches(out, target)
     if cached or Columns(out, axis, target).are_whole_lines or not Columns(out, axis - 1, target).are_whole_lines:
         image = s[out].fuse(*lead)
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
