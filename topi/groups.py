@@ -15,13 +15,20 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
-__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "inlined", "is_injective", "iterations",
-           "likely_extent"]  # fmt: skip
+__all__ = [
+    "constant_size", "extent_of", "has_gaps", "in_one_loop", "inline_injective", "inlined", "is_injective",
+    "iterations", "likely_extent",
+]  # fmt: skip
 
 
 def is_injective(op: te.Operation) -> bool:
     """Is this operation injective, so that it can be inlined into its readers?"""
     return isinstance(op, te.ComputeOp) and not op.reduce_axis and has_injective_tag(op.tag)
+
+
+def has_gaps(tensor: te.Tensor) -> bool:
+    """Is the tensor written into a larger one, with gaps between its rows?"""
+    return "memory_strides" in tensor.op.attrs
 
 
 def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:

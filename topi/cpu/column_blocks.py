@@ -11,7 +11,7 @@ from relayc import te
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Columns:
         """Whether `out` exceeds the caches and can be stored by whole lines, perhaps by blocks aligned to them."""
         if not exceeds_all_caches(self.out, self.target):
             return False
-        return self.are_whole_lines or "memory_strides" not in self.out.op.attrs
+        return self.are_whole_lines or not has_gaps(self.out)
 
     @cached_property
     def have_set_conflicts(self) -> bool:

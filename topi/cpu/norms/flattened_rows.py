@@ -22,7 +22,7 @@ from relayc.topi.cpu.prefetch import (
     prefetch_rows,
 )
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.groups import constant_size, has_gaps, inline_injective
 from relayc.topi.reduction import largest_number
 from relayc.topi.registry import operations_behind
 from relayc.topi.unshifted_softmax import (
@@ -170,7 +170,7 @@ class FlattenedSoftmax:
     def _is_in_memory_order(self, op: te.Operation) -> bool:
         """True if an elementwise operation reads inputs at its own indices, or its row's, in memory order."""
         own = [axis.var for axis in op.axis]
-        return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
+        return not has_gaps(op.output(0)) and all(index in (own, own[:-1]) for _, index in reads(op))
 
     def schedule(self) -> te.Schedule:
         """Compute exponentials, sums, reciprocals and results for one vector of rows per iteration."""

@@ -25,7 +25,7 @@ from relayc.topi.cpu.register_transpose import (
     transposed_vectors,
 )  # fmt: skip
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class TransposedRows:
 
         Rows may have no more elements than there are vector registers.
         """
-        if self.anchor is not self.rows.out.op or "memory_strides" in self.rows.out.op.attrs:
+        if self.anchor is not self.rows.out.op or has_gaps(self.rows.out):
             return False
         length = constant_size(out.shape[-1:])
         return length < self.rows.target.vector_registers and can_pack(self.rows.target, self.lanes, out.dtype)

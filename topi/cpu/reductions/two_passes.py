@@ -17,7 +17,7 @@ from relayc.topi.cpu.norms.moments import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.groups import constant_size, has_gaps, inline_injective
 from relayc.topi.moments import Moments
 from relayc.topi.reduction import distance_below, largest_number
 from relayc.topi.registry import Rank, register_schedule
@@ -205,6 +205,6 @@ def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.T
     for tensor in (maxima, sums):
         attach(s, tensor, out, group)
     s[zero].vectorize(zero.op.axis[-1])
-    line.schedule_exponentials(s, exponentials, along="memory_strides" not in x.op.attrs)
+    line.schedule_exponentials(s, exponentials, along=not has_gaps(x))
     attach(s, exponentials, unshifted, line.add_up(s, unshifted))
     line.vectorize_fallback(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

@@ -10,7 +10,7 @@ from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, level_of
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, has_gaps
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TransposeFacts:
     @property
     def has_gaps(self) -> bool:
         """Whether `out` is written into a larger tensor, with gaps between its rows."""
-        return "memory_strides" in self.out.op.attrs
+        return has_gaps(self.out)
 
     @property
     def is_of_matrices(self) -> bool:

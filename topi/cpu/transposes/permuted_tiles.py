@@ -23,7 +23,7 @@ from relayc.topi.cpu.accesses import read_of_one, static_shape
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead, rows_of_whole_lines
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index, unravel_index
@@ -136,7 +136,7 @@ class PermutedTiles:
         shape = static_shape(out)
         if isinstance(shape, Refused):
             return shape
-        found = _permutation(out) if "memory_strides" not in out.op.attrs else Refused("the output has gaps")
+        found = Refused("the output has gaps") if has_gaps(out) else _permutation(out)
         if not found:
             return found
         tensor, order = found

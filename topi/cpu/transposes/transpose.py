@@ -14,7 +14,7 @@ from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
 from relayc.topi.cpu.transposes.tiles import InputTiles, OrderedTiles, OutputTiles, PackedTiles
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
@@ -137,7 +137,7 @@ def tile_by_lines(
     """
     line, known = LINE_BYTES // out.dtype.nbytes, all(isinstance(d, int) for d in out.shape)
     columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
-    if not known or not is_beyond_caches(out, target) or "memory_strides" in out.op.attrs:
+    if not known or not is_beyond_caches(out, target) or has_gaps(out):
         return Refused("sizes are dynamic, or the caches hold the output, or it has gaps")
     if columns % line == 0 or columns < 2 * _LINES * line or rows > _TILE or line > at_once:
         return Refused(f"rows of {columns} elements are whole cache lines, or short, or {rows} of them many")
