@@ -40,6 +40,7 @@ from relayc.relay.op.nn.dense import Dense
 from relayc.relay.op.nn.pad import Pad
 from relayc.relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflipped
 from relayc.relay.op.transform import Transpose
+from relayc.relay.stored import StoredConstant, fetched
 from relayc.relay.transform.builders import array_of, is_call_of
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.winograd import winograd_shape, winograd_tiles
@@ -177,7 +178,7 @@ class _Rewriter:
         return shape is not None and bool(tiles) and winograd_pays(self.target, shape, tiles, gain) is not None
 
     def _product(
-        self, call: Call, weights: tuple[Array, Array], sum_axes: tuple[int, ...], outputs: int,
+        self, call: Call, weights: tuple[Constant, Array], sum_axes: tuple[int, ...], outputs: int,
         largest: int | None = None,
     ) -> Expr:  # fmt: skip
         """`call` as a product of quantised values; `outputs` is the axis of the result along which the weights' scales
@@ -188,7 +189,8 @@ class _Rewriter:
         data = _dequantized(call.args[0])
         assert data is not None
         integers, scale, zero = data
-        centred, weight_scales = weights
+        weight, weight_scales = weights
+        centred = fetched(weight)
         shape = [-1 if a == outputs else 1 for a in range(len(call.shape))]
         limits = np.iinfo(str(integers.dtype))
         reach = max(limits.max - zero, zero - limits.min)
@@ -203,7 +205,7 @@ class _Rewriter:
         wide = "int32" if largest is None else "float32"
         operand = elementwise.cast(integers, wide)
         operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
-        sums = make_call(call.operator, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)
+        sums = make_call(call.operator, (operand, StoredConstant.widened(weight, np.dtype(wide))), call.span)
         scales = (weight_scales.astype(np.float64) * scale).reshape(shape if weight_scales.ndim else ())
         result = broadcast.multiply(_as_floats(sums), Constant(scales.astype(np.float32)))
         self.products[id(result)] = _Product(result, sums, scales, bound)
@@ -421,7 +423,7 @@ def _dequantized(e: Expr) -> tuple[Expr, float, int] | None:
     return (e.args[0], float(scale.item()), int(zero.item())) if known else None
 
 
-def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
+def _weights(call: Call, outputs: int) -> tuple[Constant, Array] | None:
     """(values less their zero points, scales) of constant weights with one scale, or one for each output.
 
     None for other weights, and if the data are not quantised.
@@ -434,13 +436,14 @@ def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
         return None
     if not np.isfinite(array_of(scale)).all():
         return None
-    rank = integers.data.ndim
+    rank = len(integers.shape)
     if array_of(scale).ndim and weight.op.axis % rank != outputs:
         return None
     shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
     if not array_of(zero).any():
-        return integers.data, array_of(scale)
-    return integers.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
+        return integers, array_of(scale)
+    centred = fetched(integers).astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape)
+    return Constant(centred, span=weight.span), array_of(scale)
 
 
 def _of_unsigned(call: Call) -> Expr:
@@ -492,4 +495,6 @@ def _move(call: Call) -> Expr:
 def _value(call: Call) -> Constant:
     """The value of a call of constants."""
     assert isinstance(call.op, OpDef)
+    if isinstance(call.op, Transpose) and isinstance(call.args[0], StoredConstant):
+        return call.args[0].transposed(call.op.axes)
     return Constant(apply_reference(call.op, [array_of(a) for a in call.args], call.ty), span=call.span)

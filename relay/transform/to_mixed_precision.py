@@ -29,6 +29,7 @@ from relayc.relay.op.base import MixedPrecision, OpDef, get_op, make_call
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import BatchMatmul, Dense
 from relayc.relay.op.nn.pool import MaxPool
+from relayc.relay.stored import fetched
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType, dtype
@@ -219,7 +220,7 @@ def _rounded(constant: Constant, target: DType) -> Constant:
     Finite values stay finite: a mask of huge negative values must not become one of infinities, which give NaN where a
     whole row is masked.
     """
-    data, kind = constant.data, numpy_dtype(str(target))
+    data, kind = fetched(constant), numpy_dtype(str(target))
     with np.errstate(over="ignore"):
         rounded = data.astype(kind)
     lost = np.isinf(rounded)

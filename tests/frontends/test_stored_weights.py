@@ -107,6 +107,13 @@ def test_only_what_is_not_packed_is_kept_in_memory(tmp_path: Path, form: str) ->
     assert [name for name, constant in stored(module).items() if constant.is_loaded] == ["back"]
 
 
+def test_weights_are_not_kept_as_they_were_before_they_were_rounded(tmp_path: Path) -> None:
+    module, _ = from_onnx(form_of(layers(), "file", tmp_path))
+    with PassContext(config={"relay.ToMixedPrecision.dtype": "bfloat16"}):
+        results(module)
+    assert [name for name, constant in stored(module).items() if constant.is_loaded] == ["back"]
+
+
 def test_a_weight_is_copied_out_of_a_message_once_for_each_use_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[weights.WeightMessage] = []
     copy = weights.WeightMessage._copied
@@ -285,12 +292,15 @@ def test_rows_of_weights_that_were_put_together(axes: tuple[int, int, int]) -> N
 
 
 def quantized_layers() -> ModelProto:
-    """Products with weights of 8 bits (MatMulInteger), twice with the same, and of 4 bits in blocks (MatMulNBits)."""
+    """Products with weights of 8 bits (MatMulInteger), twice with the same, of 4 bits in blocks (MatMulNBits), and of 8
+    bits behind DequantizeLinear."""
     generator = np.random.default_rng(2)
     weights = {
         "bytes": generator.integers(-127, 128, (WIDTH, 400)).astype(np.int8),
         "codes": generator.integers(0, 256, (64, 25, 8)).astype(np.uint8),
         "scales": generator.uniform(0.1, 1, (64, 25)).astype(np.float32),
+        "pairs": generator.integers(-127, 128, (64, 300)).astype(np.int8),
+        "step": np.float32(1e3), "half": np.uint8(128), "fine": np.float32(0.01),
     }
     nodes = [
         helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
@@ -298,12 +308,16 @@ def quantized_layers() -> ModelProto:
         helper.make_node("MatMulInteger", ["q", "bytes"], ["others"]),
         helper.make_node("Add", ["sums", "others"], ["both"]),
         helper.make_node("Cast", ["both"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("MatMulNBits", ["floats", "codes", "scales"], ["y"], domain="com.microsoft", K=400, N=64,
+        helper.make_node("MatMulNBits", ["floats", "codes", "scales"], ["z"], domain="com.microsoft", K=400, N=64,
                          bits=4, block_size=16),
+        helper.make_node("QuantizeLinear", ["z", "step", "half"], ["zq"]),
+        helper.make_node("DequantizeLinear", ["zq", "step", "half"], ["zd"]),
+        helper.make_node("DequantizeLinear", ["pairs", "fine"], ["w"]),
+        helper.make_node("MatMul", ["zd", "w"], ["y"]),
     ]  # fmt: skip
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 64])
-    initializers = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 300])
+    initializers = [numpy_helper.from_array(np.asarray(w), name) for name, w in weights.items()]
     graph = helper.make_graph(nodes, "quantized", [x], [y], initializers)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets)
@@ -328,7 +342,7 @@ def test_quantized_weights_are_not_kept_as_integers_of_more_bytes(monkeypatch: p
     monkeypatch.setattr(StoredConstant, "__init__", noted)
     np.testing.assert_array_equal(result(quantized_layers()), expected)
     assert {str(constant.dtype) for constant in made} >= {"int8", "int32", "uint8"}
-    assert not any(constant.is_loaded for constant in made)
+    assert [constant.ty for constant in made if constant.is_loaded] == []
 
 
 @pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
