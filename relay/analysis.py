@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 from relayc.relay.errors import MalformedGraphError
-from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var
+from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var, cycle
 from relayc.relay.op.base import OpDef
 from relayc.te.ir import IRModule, Node, post_order as te_post_order
 
 __all__ = [
     "Scope",
     "all_vars",
+    "body_order",
     "bound_vars",
     "count_uses",
     "evaluation_order",
@@ -35,6 +37,11 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
 
     Bodies of function values are included. Raises MalformedGraphError when the graph has a cycle.
     """
+    below = root.order_below()
+    return _evaluated(root) if below is None else cast("Iterator[Expr]", chain(below, (root,)))
+
+
+def _evaluated(root: Expr) -> Iterator[Expr]:
     done: set[int] = set()
     open_: set[int] = set()
     stack: list[Any] = [root]  # an expression in a tuple: its operands are done
@@ -57,7 +64,7 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
         if key in done:
             continue
         if key in open_:
-            raise _cycle(current)
+            raise cycle(current)
         children = (current.value,) if isinstance(current, Let) else current.node_children()
         if not children:
             done.add(key)
@@ -66,6 +73,12 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
         open_.add(key)
         stack.append((current,))
         stack += children[::-1]
+
+
+def body_order(function: Function) -> Sequence[Expr]:
+    """The expressions of a function's body in evaluation order."""
+    below = function.order_below()
+    return list(_evaluated(function.body)) if below is None else below
 
 
 def outer_order(body: Expr, leaves: Container[int] = ()) -> Iterator[Expr]:
@@ -91,12 +104,6 @@ def outer_order(body: Expr, leaves: Container[int] = ()) -> Iterator[Expr]:
 def outer_operands(expr: Expr) -> Sequence[Expr]:
     """The operands of an expression, without the function that it calls."""
     return expr.args if isinstance(expr, Call) else cast("Sequence[Expr]", tuple(expr.node_children()))
-
-
-def _cycle(through: Expr) -> MalformedGraphError:
-    what = str(through.op) if isinstance(through, Call) and isinstance(through.op, OpDef) else type(through).__name__
-    where = f" at {through.span}" if through.span is not None else ""
-    return MalformedGraphError(f"the graph has a cycle through {what}{where}: an expression can't depend on itself")
 
 
 def post_order_visit(expr: Expr, visit: Callable[[Expr], None]) -> None:

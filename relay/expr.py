@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from relayc.relay.errors import TypeInferenceError
+from relayc.relay.errors import MalformedGraphError, TypeInferenceError
 from relayc.relay.structural import bind_definitions, equal_graphs, same_array
 from relayc.relay.type import FuncType, TensorType, TupleType, Type
 from relayc.te.dtype import DType, dtype
-from relayc.te.ir import Node, Span, node
+from relayc.te.ir import Node, Span, node, post_order
 from relayc.te.ir.structural import StructuralEqual
 from relayc.te.tir import Dim
 
@@ -213,6 +213,7 @@ class Function(Expr):
     body: Expr
     attrs: Attrs = field(default_factory=dict)
     ty: FuncType = field(init=False)
+    _below: tuple[Expr, ...] = field(init=False, default=())
 
     binders = ("params",)
 
@@ -223,6 +224,16 @@ class Function(Expr):
                 raise TypeInferenceError(f"parameter {number} of a function is {param!r}; expected a relay.Var")
         (result,) = _types("a function's body", (self.body,))
         self.ty = FuncType([p.ty for p in self.params], result)  # type: ignore[misc]
+
+    def order_below(self) -> tuple[Expr, ...] | None:
+        """Every expression below, once each, operands first; None where a `Let` makes the order of evaluation another.
+
+        Raises MalformedGraphError when the graph has a cycle.
+        """
+        if not self._below:
+            self._below = cast("tuple[Expr, ...]", tuple(post_order(self.body)))  # type: ignore[misc]
+            _require_no_cycle(self._below)
+        return None if Let in set(map(type, self._below)) else self._below
 
     @property
     def ret_type(self) -> Type:
@@ -313,6 +324,22 @@ def _types(what: str, values: Sequence[Any]) -> list[Type]:
             found = f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
             raise TypeInferenceError(f"{what}: value {number} is {found}; expected an expression.{hint}")
     return [value.ty for value in values]
+
+
+def _require_no_cycle(order: Iterable[Expr]) -> None:
+    done: set[int] = set()
+    for e in order:
+        for operand in e.node_children():
+            if id(operand) not in done:
+                raise cycle(cast(Expr, operand))
+        done.add(id(e))
+
+
+def cycle(through: Expr) -> MalformedGraphError:
+    """The error about a graph in which `through` depends on itself."""
+    op = through.op.name if isinstance(through, Call) and not isinstance(through.op, Expr) else type(through).__name__
+    what = f"{op}{_at(through.span)}"
+    return MalformedGraphError(f"the graph has a cycle through {what}: an expression can't depend on itself")
 
 
 def _applied(function: Expr, types: Sequence[Type], span: Span | None) -> Type:

@@ -15,6 +15,7 @@ import base64
 import dataclasses
 import json
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from relayc.relay.op.base import OpDef
 from relayc.te.ir import IRModule
 from relayc.te.tir import PrimExpr
 
-__all__ = ["INLINE_ELEMENTS", "astext"]
+__all__ = ["INLINE_ELEMENTS", "astext", "attribute_texts"]
 
 INLINE_ELEMENTS = 8
 """Constants of at most this many elements are written in place."""
@@ -66,12 +67,24 @@ def attribute_text(value: Any) -> str:
     return str(value) if isinstance(value, PrimExpr) else repr(value)
 
 
+_SCOPED = frozenset((Function, Let, If))
+"""The expressions that open scopes."""
+
+
 class _Layout:
     """The scope in which each expression is evaluated, in evaluation order."""
 
+    evaluated_in: dict[int, list[Expr]]
+
     def __init__(self, root: Expr) -> None:
+        below = root.order_below()
+        if below is not None and _SCOPED.isdisjoint(map(type, below)):
+            body = Scope(root, None, 1)
+            self.placed, self.opened = {id(root): body}, {(id(root), "body"): body}
+            self.evaluated_in = {id(body): [*below]}
+            return
         self.placed, self.opened = scopes(root)
-        self.evaluated_in: dict[int, list[Expr]] = {}
+        self.evaluated_in = {}
         for scope in (*self.placed.values(), *self.opened.values()):
             self.evaluated_in.setdefault(id(scope), [])
         for e in evaluation_order(root):
@@ -122,7 +135,8 @@ class _Printer:
     def _line(self, e: Expr, where: _Layout, indent: str) -> str | None:
         """The definition of a value; None for an expression that is printed inline."""
         if isinstance(e, Call):
-            right = f"{self._callee(e)}({', '.join([*map(self.name, e.args), *_attributes(e.op)])})"
+            attributes = attribute_texts(e.op) if isinstance(e.op, OpDef) else []
+            right = f"{self._callee(e)}({', '.join([*map(self.name, e.args), *attributes])})"
         elif isinstance(e, Tuple):
             inner = ", ".join(map(self.name, e.fields))
             right = f"({inner},)" if len(e.fields) == 1 else f"({inner})"
@@ -192,15 +206,19 @@ class _Printer:
         return known
 
 
-def _attributes(op: Any) -> list[str]:
-    if not isinstance(op, OpDef):
-        return []
-    written: list[str] = []
-    for f in dataclasses.fields(op):  # type: ignore[arg-type]
-        value = getattr(op, f.name)
-        if f.default is dataclasses.MISSING or not _same_value(value, f.default):
-            written.append(f"{f.name}={attribute_text(value)}")
-    return written
+def attribute_texts(op: OpDef) -> list[str]:
+    """An operator's attributes as they are printed, those at their default left out."""
+    return [
+        f"{name}={attribute_text(value)}"
+        for name, default in _defaults(type(op))
+        if not _same_value(value := getattr(op, name), default)
+    ]
+
+
+@cache
+def _defaults(op: type[OpDef]) -> list[tuple[str, Any]]:
+    """The names and default values of an operator's attributes."""
+    return [(f.name, f.default) for f in dataclasses.fields(op)]  # type: ignore[arg-type]
 
 
 def _same_value(a: Any, b: Any) -> bool:

@@ -49,13 +49,14 @@ class Type:
 class TensorType(Type):
     """A tensor of `shape` and `dtype`; shape `()` is a scalar."""
 
-    __slots__ = ("dtype", "shape", "size")
+    __slots__ = ("_text", "dtype", "shape", "size")
     _interned: ClassVar[WeakValueDictionary[Any, TensorType]] = WeakValueDictionary()
 
     shape: tuple[Dim, ...]
     dtype: DType
     size: int | None
     """Number of elements; None when a dimension is symbolic."""
+    _text: str
 
     def __new__(cls, shape: Sequence[Dim], dtype_: str = "float32") -> TensorType:
         shape = tuple(shape)
@@ -80,6 +81,7 @@ class TensorType(Type):
             found = object.__new__(cls)
             found.shape, found.dtype = shape, element
             found.size = math.prod(known) if len(known) == len(shape) else None
+            found._text = ""
             cls._interned[key] = found
         return found
 
@@ -122,9 +124,9 @@ class TensorType(Type):
         return self.dtype == other.dtype and self.size == other.size and equal(self.shape, other.shape)
 
     def __str__(self) -> str:
-        if not self.shape:
-            return str(self.dtype)
-        return f"Tensor[{shape_text(self.shape)}, {self.dtype}]"
+        if not self._text:
+            self._text = f"Tensor[{shape_text(self.shape)}, {self.dtype}]" if self.shape else str(self.dtype)
+        return self._text
 
     __repr__ = __str__
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, GraphTensor
@@ -75,6 +75,8 @@ class SliceBatches(GraphPass):
 def _slice_batches(graph: ExecutionGraph, target: Target) -> bool:
     """Slice the runs of one graph; are there any?"""
     flow = _Flow(graph, target)
+    if not any(layer.moved > flow.budget for layer in flow.layers):
+        return False
     slices = False
     nodes: list[GraphNode] = []
     done = 0
@@ -252,7 +254,7 @@ def sliced_function(function: Function, batched: Sequence[bool], batch: int, ima
         made[id(param)] = Var(param.name, TensorType((images, *shape[1:]), dtype)) if by_image else param
         if not by_image:
             whole.add(id(param))
-    for expr in evaluation_order(function.body):
+    for expr in body_order(function):
         if id(expr) in made:
             continue
         if isinstance(expr, Constant) or (isinstance(expr, Call) and all(id(a) in whole for a in expr.args)):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.graph import AliasReport, ExecutionGraph, GraphNode, GraphTensor, is_compact
 from relayc.relay.lowering.graph_pass import GraphPass
@@ -297,7 +297,7 @@ def _is_loops(node: GraphNode) -> bool:
     """Does this kernel consist of loops over indices, which work with any strides?"""
     return all(
         isinstance(e, Tuple | TupleGetItem | Var | Constant) or (isinstance(e, Call) and _has_loops(e))
-        for e in evaluation_order(node.workload.function.body)
+        for e in body_order(node.workload.function)
     )
 
 

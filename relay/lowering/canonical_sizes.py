@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.bind_sizes import with_dims
 from relayc.relay.expr import Call, Function
 from relayc.relay.op.base import OpDef, OpPattern
@@ -83,7 +83,7 @@ def _unified(function: Function) -> Function:
     A schedule cannot prove that operands of an addition have equally many rows. The equality is checked at run time.
     """
     terms, shorter = _Terms(), dict[int, Dim]()
-    for e in evaluation_order(function.body):
+    for e in body_order(function):
         if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST:
             for d, other in _matched(e):
                 short, long = sorted((d, other), key=lambda size: terms.length(convert(size)))
@@ -104,7 +104,7 @@ def _matched(call: Call) -> Iterator[tuple[Dim, Dim]]:
 def sizes_of(function: Function) -> dict[str, Var]:
     """The size variables of a primitive function by name: of its parameters, then of its results and attributes."""
     dims = [d for p in function.params for d in _dims(p.ty)]
-    for e in evaluation_order(function.body):
+    for e in body_order(function):
         dims += _dims(e.ty)
         if isinstance(e, Call) and isinstance(e.op, OpDef):
             dims += e.op.attributes().values()
@@ -119,7 +119,7 @@ def _dims(ty: Type) -> list[Dim]:
 
 def _attributes(function: Function) -> Iterator[PrimExpr]:
     """The sizes in attributes of operators. The sizes of results follow from these and from the parameters'."""
-    for e in evaluation_order(function.body):
+    for e in body_order(function):
         if isinstance(e, Call) and isinstance(e.op, OpDef):
             yield from _expressions(e.op.attributes().values())
 
@@ -192,7 +192,7 @@ def _is_multiple(size: PrimExpr) -> bool:
 
 def _tiles_pixels(function: Function) -> bool:
     """Does it contain a convolution whose register tiles cover all pixels as one dimension?"""
-    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
+    calls = [e for e in body_order(function) if isinstance(e, Call)]
     return any(isinstance(call.op, OpDef) and call.op.tiles_pixels for call in calls)
 
 

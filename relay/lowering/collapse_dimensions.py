@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.op.transform import Transpose
 from relayc.relay.transform.function_pass import FunctionPass
@@ -31,7 +31,7 @@ class CollapseDimensions(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(evaluation_order(function.body))
+        exprs = list(body_order(function))
         if "strides" in function.attrs or not all(map(_is_followed, exprs)):
             return function
         if not any(map(_transposes, exprs)) and not _repeats(exprs):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.joining import Concatenate
@@ -41,7 +41,7 @@ class CollapseIndexMaps(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(evaluation_order(function.body))
+        exprs = list(body_order(function))
         moves = [e for e in exprs if _moved_dimensions(e) is not None]
         if len(moves) != 1 or "strides" in function.attrs or not all(map(_is_known, exprs)):
             return function

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.reduce import ArgReduction, Reduction
@@ -31,7 +31,7 @@ class CollapseReductions(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(evaluation_order(function.body))
+        exprs = list(body_order(function))
         found = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Reduction | ArgReduction)]
         if len(found) != 1 or "strides" in function.attrs:
             return function

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.lowering.collapse_dimensions import rebuilt
 from relayc.relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
@@ -27,7 +27,7 @@ class CollapseRows(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(evaluation_order(function.body))
+        exprs = list(body_order(function))
         anchors = [e for e in exprs if _is_of_rows(e)]
         if len(anchors) != 1 or "strides" in function.attrs:
             return function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, time_steps
@@ -40,6 +40,13 @@ class EntryFunctions:
 
     def __init__(self) -> None:
         self.texts: dict[str, PrimFunc] = {}
+        self._names: dict[Hashable, str] = {}
+
+    def once(self, key: Hashable, add: Callable[[], str]) -> str:
+        """The name that `add` returned for this key, which determines the function that it adds."""
+        if key not in self._names:
+            self._names[key] = add()
+        return self._names[key]
 
     def add(self, kind: str, params: tuple[Var, ...], body: Stmt) -> str:
         """Add a function of parameters without buffers; returns its name, ``<kind>_<number>``."""

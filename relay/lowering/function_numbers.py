@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from relayc.relay.analysis import evaluation_order
+from relayc.relay.analysis import body_order
 from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.base import OpDef
@@ -29,7 +29,7 @@ class FunctionNumbers:
         if function not in self._seen:
             values = {id(p): i for i, p in enumerate(function.params)}
             rows: list[Hashable] = [p.ty for p in function.params]
-            for e in evaluation_order(function.body):
+            for e in body_order(function):
                 if id(e) not in values:
                     rows.append((self._content(e), *[values[id(child)] for child in e.node_children()]))
                     values[id(e)] = len(values)

@@ -16,7 +16,7 @@ import numpy as np
 
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.size_json import size_to_json
-from relayc.relay.analysis import evaluation_order, outer_order
+from relayc.relay.analysis import body_order, outer_order
 from relayc.relay.container_type import ContainerType
 from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -472,13 +472,13 @@ def _flatten(value: Value) -> list[int]:
 
 def is_view(function: Function) -> bool:
     """Is this fused function a mere reshape of its one argument?"""
-    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
+    calls = [e for e in body_order(function) if isinstance(e, Call)]
     return len(function.params) == 1 and bool(calls) and all(call.operator.is_view for call in calls)
 
 
 def sources_of(function: Function, label: str) -> list[str]:
     """Names in the user's model of the operators of a group, without repetition."""
-    names = [e.span.name for e in evaluation_order(function.body) if isinstance(e, Call) and e.span is not None]
+    names = [e.span.name for e in body_order(function) if isinstance(e, Call) and e.span is not None]
     return list(dict.fromkeys([n for n in (*names, label) if n]))
 
 

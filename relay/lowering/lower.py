@@ -11,7 +11,7 @@ from typing import Any
 from relayc import te
 from relayc.backend.runtime.registry import get_global_func
 from relayc.backend.target import Target
-from relayc.relay.analysis import evaluation_order, users
+from relayc.relay.analysis import body_order, users
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.in_place import in_place_inputs
@@ -52,12 +52,12 @@ class Workload:
     @cached_property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, producers first."""
-        return tuple(e.operator.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
+        return tuple(e.operator.name for e in body_order(self.function) if isinstance(e, Call))
 
     @property
     def operator_classes(self) -> set[type[OpDef]]:
         """The definitions of the operators inside."""
-        return {type(e.operator) for e in evaluation_order(self.function.body) if isinstance(e, Call)}
+        return {type(e.operator) for e in body_order(self.function) if isinstance(e, Call)}
 
     @cached_property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Workload:
     @property
     def flops(self) -> int:
         """Multiply-adds counted as two operations."""
-        calls = [e for e in evaluation_order(self.function.body) if isinstance(e, Call)]
+        calls = [e for e in body_order(self.function) if isinstance(e, Call)]
         return sum(2 * call.operator.macs([a.ty for a in call.args], call.ty) for call in calls)
 
     @property
@@ -141,7 +141,7 @@ def to_tensors(function: Function) -> tuple[list[te.Tensor], list[te.Tensor]]:
         placeholder = te.placeholder(ty.shape, ty.dtype, name=_identifier(param.name))
         inputs.append(placeholder)
         values[id(param)] = placeholder
-    for expr in evaluation_order(function.body):
+    for expr in body_order(function):
         if id(expr) not in values:
             values[id(expr)] = _evaluate(expr, values)
     result = values[id(function.body)]

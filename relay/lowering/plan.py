@@ -7,15 +7,23 @@ tensors in memory, checks sizes and calls the functions of the kernels. Its stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial, reduce
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import cache, partial, reduce
+from operator import attrgetter
 
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.execution_plan import Bind, Check, IfStep, LoopStep, RunNodes, SequenceStep, Step
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.layouts import ALIGNMENT, Stage, owner_of
-from relayc.backend.runtime.plan_frame import Piece, PlanFrame, StateWords, TurnsFrame, largest_sizes
+from relayc.backend.runtime.plan_frame import (
+    Piece,
+    PlanFrame,
+    StateWords,
+    TurnsFrame,
+    known_around,
+    largest_sizes,
+)
 from relayc.backend.runtime.runners import MOST_WASTE, SMALL_BUFFER
 from relayc.backend.runtime.sizes import MAX_ELEMENTS, Size, variables
 from relayc.relay.lowering.entry import EntryFunctions
@@ -66,9 +74,26 @@ def with_plans(graph: Graph, entries: EntryFunctions, around: frozenset[str] = f
     graph = replace(graph, variants=variants)
     if not graph.is_dynamic:
         return graph
-    name = _Plan(PlanFrame.of(graph, around)).add_to(entries, _PLAN_NAME)
+    key = _PLAN_NAME, known_around(graph, around), _code_of(graph)
+    name = entries.once(key, lambda: _Plan(PlanFrame.of(graph, around)).add_to(entries, _PLAN_NAME))
     inside = around | set(graph.sizes)
     return replace(graph, entry=name, steps=tuple([_with_plans_inside(s, entries, inside) for s in graph.steps]))
+
+
+def _code_of(graph: Graph) -> Hashable:
+    """What the code of a plan depends on, besides the sizes around the graph: equal for most branches of a model."""
+    tensors = [(t.shape, t.dtype, t.storage, t.storage != "param" and t.place, t.is_sequence) for t in graph.tensors]
+    steps = [(type(step), _code_fields(type(step))(step)) for step in graph.steps]
+    return graph.sizes, graph.inputs, graph.outputs, tuple(tensors), tuple(steps)
+
+
+@cache
+def _code_fields(step: type[Step]) -> attrgetter[Hashable]:
+    """The fields of steps without those that are for messages or the executor, and the graphs inside of them."""
+    return attrgetter(*[field.name for field in fields(step) if field.name not in _NOT_IN_CODE])
+
+
+_NOT_IN_CODE = frozenset(("source", "settings", "graph", "graphs"))
 
 
 def _with_plans_inside(step: Step, entries: EntryFunctions, around: frozenset[str]) -> Step:

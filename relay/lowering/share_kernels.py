@@ -14,22 +14,24 @@ factor of 1), if it is the same in all equal functions, and in a function that e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from relayc.relay.analysis import evaluation_order
-from relayc.relay.expr import Call, Constant, Expr, Function, Var, const
+from relayc.relay.analysis import body_order
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var, const
 from relayc.relay.expr_functor import rewrite_calls
 from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.graph import ExecutionGraph, GraphTensor
 from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.lower import Workload
-from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.op.base import OpDef, OpPattern, expect_op, make_call
 from relayc.relay.op.transform import StridedSlice
+from relayc.relay.printer import attribute_texts
 from relayc.relay.sizes import assuming
 from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
 
 __all__ = ["ShareKernels", "ShareSlices"]
 
@@ -48,7 +50,7 @@ class ShareKernels(GraphPass):
     """
 
     def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
-        return _share(graph, lambda function: function, 2)
+        return _share(graph, False, 2)
 
 
 class ShareSlices(GraphPass):
@@ -59,14 +61,14 @@ class ShareSlices(GraphPass):
     """
 
     def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
-        return _share(graph, _with_positions, _MANY_SLICES)
+        return _share(graph, True, _MANY_SLICES)
 
 
-def _share(graph: ExecutionGraph, form: Callable[[Function], Function | None], least: int) -> bool:
-    """Let nodes share a kernel if in a certain form of their functions only constants differ, and at least so many
-    functions are alike; do any?"""
+def _share(graph: ExecutionGraph, by_position: bool, least: int) -> bool:
+    """Let nodes share a kernel if only constants differ in their functions, or with `by_position` the positions of
+    slices as well, and at least so many functions are alike; do any?"""
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
-    shared = _shared({node.workload.key: node.workload for node in nodes}.values(), form, least)
+    shared = _shared({node.workload.key: node.workload for node in nodes}.values(), by_position, least)
     for part in graph.all_graphs() if shared else ():
         known: dict[Scalar, int] = {}
         for node in part.nodes:
@@ -88,71 +90,102 @@ def _parameter(graph: ExecutionGraph, number: Constant, known: dict[Scalar, int]
 
 
 def _shared(
-    workloads: Iterable[Workload], form: Callable[[Function], Function | None], least: int
+    workloads: Iterable[Workload], by_position: bool, least: int
 ) -> dict[str, tuple[Workload, list[Constant]]]:
     """Key of a workload -> the workload that replaces it, and the constants that are its last arguments."""
-    alike: dict[str, list[_Abstracted]] = {}
+    alike: dict[Hashable, list[_Abstracted]] = {}
     for workload in workloads:
-        function = form(workload.function)
-        abstracted = None if function is None else _Abstracted.of(workload.key, function)
-        if abstracted is not None:
-            alike.setdefault(abstracted.text, []).append(abstracted)
-    return {key: value for group in alike.values() if len(group) >= least for key, value in _generalized(group)}
+        if by_position and not _has_movable_slices(workload.function):
+            continue
+        outline, numbers = _outlined(workload.function, by_position)
+        if numbers:
+            alike.setdefault(outline, []).append(_Abstracted(workload, numbers))
+    groups = [group for group in alike.values() if len(group) >= least]
+    return {key: value for group in groups for key, value in _generalized(group, by_position)}
 
 
-def _with_positions(function: Function) -> Function | None:
-    """The function with the positions of its slices as operands; None if it has none, or computes more than elements
-    one by one."""
-    calls = [call.op for call in _calls(function) if isinstance(call.op, OpDef)]
-    if not any(isinstance(op, StridedSlice) for op in calls) or any(op.pattern > OpPattern.INJECTIVE for op in calls):
-        return None
-    return None if sizes_of(function) or "strides" in function.attrs else rewrite_calls(function, _at_position)
+def _has_movable_slices(function: Function) -> bool:
+    """Does it have slices, and compute nothing but elements one by one?"""
+    ops = [e.op for e in body_order(function) if isinstance(e, Call) and isinstance(e.op, OpDef)]
+    if not any(isinstance(op, StridedSlice) for op in ops) or any(op.pattern > OpPattern.INJECTIVE for op in ops):
+        return False
+    return not sizes_of(function) and "strides" not in function.attrs
+
+
+def _outlined(function: Function, by_position: bool) -> tuple[Hashable, list[Constant]]:
+    """The function without the constants that may be parameters, equal for functions that differ only in these, and
+    the constants in order of use."""
+    values: dict[int, Hashable] = {id(p): i for i, p in enumerate(function.params)}
+    rows: list[Hashable] = [repr(function.attrs), *[p.ty for p in function.params]]
+    numbers: list[Constant] = []
+    for e in body_order(function):
+        if isinstance(e, Constant):
+            values[id(e)] = e.ty, e.data.tobytes()
+        elif id(e) not in values:
+            own = dict(_numbers(e)) if isinstance(e, Call) else {}
+            operands = [own[i].ty if i in own else values[id(child)] for i, child in enumerate(e.node_children())]
+            numbers += own.values()
+            content, begins = _content(e, by_position)
+            numbers += begins
+            rows.append((content, e.ty, *operands))
+            values[id(e)] = len(values)
+    return (*rows, values[id(function.body)]), numbers
+
+
+def _content(e: Expr, by_position: bool) -> tuple[Hashable, list[Constant]]:
+    """What an expression is without its operands, and with `by_position` without the positions of a slice."""
+    match e:
+        case Call(op=StridedSlice()) if by_position:
+            begins, attributes = _position(e)
+            return ("slice_at", *attributes.values()), begins
+        case Call(op=OpDef() as op):
+            return (op.name, *attribute_texts(op)), []
+        case TupleGetItem():
+            return e.index, []
+        case _:
+            return type(e) if isinstance(e, Tuple) else e, []
 
 
 def _at_position(call: Call) -> Expr:
+    """A slice with its positions as operands; any other call as it is."""
     if not isinstance(call.op, StridedSlice):
         return call
-    first, steps, sizes = call.op.resolved(call.args[0].shape)
-    axes = tuple([a for a, (d, size) in enumerate(zip(call.args[0].shape, sizes, strict=True)) if d != size])
-    begins = [const(np.array(first[a], np.int32)) for a in axes]
-    attributes = {"sizes": tuple([sizes[a] for a in axes]), "strides": tuple([steps[a] for a in axes]), "axes": axes}
+    begins, attributes = _position(call)
     return make_call("slice_at", (call.args[0], *begins), call.span, **attributes)
 
 
-def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
+def _position(call: Call) -> tuple[list[Constant], Mapping[str, tuple[Dim, ...]]]:
+    """The positions of a slice along the axes on which it is one, and the attributes of `slice_at`."""
+    op, shape = expect_op(call, StridedSlice), call.args[0].shape
+    first, steps, sizes = op.resolved(shape)
+    axes = tuple([a for a, (d, size) in enumerate(zip(shape, sizes, strict=True)) if d != size])
+    attributes = {"sizes": tuple([sizes[a] for a in axes]), "strides": tuple([steps[a] for a in axes]), "axes": axes}
+    return [const(np.array(first[a], np.int32)) for a in axes], attributes
+
+
+def _generalized(
+    group: Sequence[_Abstracted], by_position: bool
+) -> Iterator[tuple[str, tuple[Workload, list[Constant]]]]:
     """The function that replaces functions equal up to constants; constants that always coincide are one parameter."""
-    columns = list(zip(*[[_identity(n) for n in function.numbers] for function in group], strict=True))
+    columns = list(zip(*[[_identity(n) for n in each.numbers] for each in group], strict=True))
     first: dict[tuple[Scalar, ...], int] = {}
     for place, column in enumerate(columns):
         if len(set(column)) > 1:
             first.setdefault(column, place)
-    common = group[0].with_parameters({place: first[column] for place, column in enumerate(columns) if column in first})
-    for function in group:
-        yield function.key, (common, [function.numbers[place] for place in first.values()])
+    function = group[0].workload.function
+    opened = rewrite_calls(function, _at_position) if by_position else function
+    places = {place: first[column] for place, column in enumerate(columns) if column in first}
+    common = Workload.of(_parametrized(opened, places))
+    for each in group:
+        yield each.workload.key, (common, [each.numbers[place] for place in first.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class _Abstracted:
-    """The function of the workload `key`, whose constants `numbers` may be parameters, in order of use; `text` is the
-    function without them."""
+    """A workload, and the constants of its function that may be parameters, in order of use."""
 
-    key: str
-    function: Function
+    workload: Workload
     numbers: list[Constant]
-    text: str
-
-    @staticmethod
-    def of(key: str, function: Function) -> _Abstracted | None:
-        """The function of a workload; None if it has no such constants."""
-        numbers = [number for call in _calls(function) for _, number in _numbers(call)]
-        if not numbers:
-            return None
-        places = range(len(numbers))
-        return _Abstracted(key, function, numbers, str(_parametrized(function, dict(zip(places, places, strict=True)))))
-
-    def with_parameters(self, places: dict[int, int]) -> Workload:
-        """The function in which the constant at place p is the parameter for place `places[p]`."""
-        return Workload.of(_parametrized(self.function, places))
 
 
 def _parametrized(function: Function, places: dict[int, int]) -> Function:
@@ -160,7 +193,7 @@ def _parametrized(function: Function, places: dict[int, int]) -> Function:
     made: dict[int, Expr] = {}
     place = 0
     with assuming():  # what was assumed of the model's sizes holds here as well
-        for e in evaluation_order(function.body):
+        for e in body_order(function):
             if not isinstance(e, Call):
                 made[id(e)] = e.rebuild(lambda child: made[id(child)])
                 continue
@@ -173,12 +206,6 @@ def _parametrized(function: Function, places: dict[int, int]) -> Function:
             changed = any(a is not b for a, b in zip(args, e.args, strict=True))
             made[id(e)] = Call(e.op, tuple(args), span=e.span) if changed else e
     return Function((*function.params, *params.values()), made[id(function.body)], function.attrs)
-
-
-def _calls(function: Function) -> Iterator[Call]:
-    for e in evaluation_order(function.body):
-        if isinstance(e, Call):
-            yield e
 
 
 def _numbers(call: Call) -> Iterator[tuple[int, Constant]]:

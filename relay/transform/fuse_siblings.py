@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeGuard
 
 from relayc.backend.target import Target
-from relayc.relay.analysis import evaluation_order, outer_operands, outer_order
+from relayc.relay.analysis import body_order, outer_operands, outer_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.op.base import OpDef, OpPattern
 from relayc.relay.op.transform import StridedSlice
@@ -141,7 +141,7 @@ def _is_elementwise(e: Expr) -> TypeGuard[Call]:
     """Is it a call of a fused function that is one loop over the elements of one shape?"""
     if not isinstance(e, Call) or not isinstance(e.op, Function) or not isinstance(e.ty, TensorType):
         return False
-    inside = evaluation_order(e.op.body)
+    inside = body_order(e.op)
     return all(isinstance(x, Var | Constant) or (isinstance(x, Call) and _follows(x)) for x in inside)
 
 
@@ -182,7 +182,7 @@ def _merged_call(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
                 params[id(arg)] = Var(f"p{len(params)}", param.ty)
                 args.append(done[id(arg)])
             made[id(param)] = params[id(arg)]
-        for e in evaluation_order(call.op.body):
+        for e in body_order(call.op):
             made.setdefault(id(e), _rebuilt(e, made))
         results.append(made[id(call.op.body)])
     function = Function(tuple(params.values()), Tuple(tuple(results)), {"primitive": True})

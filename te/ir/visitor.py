@@ -8,6 +8,7 @@ are iterative, because a chain of 10,000 calls must not overflow the stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from relayc.te.ir.node import Node
@@ -61,6 +62,12 @@ class Mutator(Visitor[Any]):
 
 def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
     """Every node reachable from `roots`, once each, children first. Iterative."""
+    if isinstance(roots, Node) and (below := roots.order_below()) is not None:
+        return chain(below, (roots,))
+    return _walked(roots)
+
+
+def _walked(roots: Node | Iterable[Node]) -> Iterator[Node]:
     seen: set[int] = set()
     # a node in a tuple: its children are done
     stack: list[Any] = [roots] if isinstance(roots, Node) else [*roots][::-1]

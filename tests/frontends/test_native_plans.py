@@ -20,6 +20,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.backend.runtime.native_plan import NativePlan
 from relayc.backend.runtime.plan_frame import largest_sizes
 from relayc.frontends.onnx import from_onnx
+from relayc.relay.lowering.plan import _Plan
 
 MODELS = {
     "one size": """g (float[n, 4] x, float[4, 4] w) => (float[n, 4] y, float[n] z) {
@@ -97,6 +98,25 @@ def test_a_run_is_one_call_of_compiled_code(monkeypatch):
         else:
             assert calls == [0]
             del calls[:]
+
+
+def test_branches_that_differ_in_names_and_weights_are_planned_once(monkeypatch):
+    made, add_to = list[str](), _Plan.add_to
+    monkeypatch.setattr(_Plan, "add_to", lambda plan, *args: made.append(add_to(plan, *args)) or made[-1])
+    branch = "(c) <then_branch = t () => (float[p] {0}) {{ w{0} = Constant <value_floats = [{1}.0]> () {0} = {2} }}, "
+    branch += "else_branch = e () => (float[q] n{0}) {{ n{0} = Neg (x) }}>"
+    parts = [f"{name}{i}_ = If " + branch.format(f"{name}{i}", i + 2, op.format(f"{name}{i}"))
+             for i in range(5) for name, op in [("a", "Add (x, w{0})"), ("b", "Concat <axis = 0> (x, w{0}, w{0})")]]
+    outputs = [f"{name}{i}_" for i in range(5) for name in "ab"]
+    declared = ", ".join(f"float[{name}] {name}" for name in outputs)
+    model = compiled(f"g (float[n] x, bool c) => ({declared}) {{ {' '.join(parts)} }}")
+    assert len(made) == len(set(made)) <= 4  # the model, sums, concatenations, negations
+    x = np.arange(3, dtype=np.float32)
+    for c in (True, False):
+        results = executor(model).infer({"x": x, "c": np.array(c)})
+        for i in range(5):
+            np.testing.assert_array_equal(results[2 * i], x + (i + 2) if c else -x)
+            np.testing.assert_array_equal(results[2 * i + 1], np.append(x, [i + 2, i + 2]) if c else -x)
 
 
 @pytest.mark.parametrize(("shapes", "text"), [

@@ -8,6 +8,7 @@ import pytest
 from relayc import relay
 from relayc.relay import analysis
 from relayc.relay.interpreter import evaluate
+from relayc.te.ir import post_order
 
 
 def test_evaluation_order_puts_a_let_between_value_and_body():
@@ -52,6 +53,24 @@ def test_well_formed_finds_a_missing_global():
     g = relay.GlobalVar("g", relay.FuncType([x.ty], x.ty))
     with pytest.raises(relay.MalformedGraphError, match="no function @g; it has: main"):
         analysis.well_formed(relay.IRModule({"main": relay.Function((x,), relay.Call(g, (x,)))}))
+
+
+def test_a_function_keeps_the_order_of_its_expressions_and_another_one_has_its_own():
+    x = relay.var("x", (4,))
+    first = relay.nn.relu(x)
+    f = relay.Function((x,), relay.op.add(first, x))
+    assert f.order_below() == (x, first, f.body)
+    assert f.order_below() is f.order_below()
+    assert list(analysis.evaluation_order(f)) == list(post_order(f)) == [x, first, f.body, f]
+    assert f.replace(body=first).order_below() == analysis.body_order(f.with_body(first)) == (x, first)
+
+
+def test_a_function_with_a_let_keeps_no_order():
+    x, y = relay.var("x", (4,)), relay.var("y", (4,))
+    value = relay.nn.relu(x)
+    f = relay.Function((x,), relay.Let(y, value, y))
+    assert f.order_below() is None
+    assert list(analysis.body_order(f)) == [x, value, f.body, y]
 
 
 def test_operator_frequencies():
