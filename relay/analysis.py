@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 from relayc.relay.errors import MalformedGraphError
-from relayc.relay.expr import Call, Expr, Function, GlobalVar, Let, Var, cycle
+from relayc.relay.expr import Call, Expr, Function, GlobalVar, If, Let, Var, cycle
 from relayc.relay.op.base import OpDef
 from relayc.te.ir import IRModule, Node, post_order as te_post_order
 
@@ -153,6 +153,10 @@ class Scope:
         return a
 
 
+_SCOPED = frozenset((Function, If, Let))
+"""The expressions that open scopes."""
+
+
 def scopes(root: Expr) -> tuple[dict[int, Scope], dict[tuple[int, str], Scope]]:
     """Where each expression is evaluated: the innermost scope around all its uses.
 
@@ -160,6 +164,10 @@ def scopes(root: Expr) -> tuple[dict[int, Scope], dict[tuple[int, str], Scope]]:
     the "true_branch" or "false_branch" of an If opens.
     """
     top = Scope(None, None, 0)
+    below = root.order_below()
+    if below is not None and _SCOPED.isdisjoint(map(type, below)):
+        body = Scope(root, top, 1)
+        return {id(root): top, **dict.fromkeys(map(id, below), body)}, {(id(root), "body"): body}
     placed: dict[int, Scope] = {id(root): top}
     opened: dict[tuple[int, str], Scope] = {}
 

@@ -67,24 +67,12 @@ def attribute_text(value: Any) -> str:
     return str(value) if isinstance(value, PrimExpr) else repr(value)
 
 
-_SCOPED = frozenset((Function, Let, If))
-"""The expressions that open scopes."""
-
-
 class _Layout:
     """The scope in which each expression is evaluated, in evaluation order."""
 
-    evaluated_in: dict[int, list[Expr]]
-
     def __init__(self, root: Expr) -> None:
-        below = root.order_below()
-        if below is not None and _SCOPED.isdisjoint(map(type, below)):
-            body = Scope(root, None, 1)
-            self.placed, self.opened = {id(root): body}, {(id(root), "body"): body}
-            self.evaluated_in = {id(body): [*below]}
-            return
         self.placed, self.opened = scopes(root)
-        self.evaluated_in = {}
+        self.evaluated_in: dict[int, list[Expr]] = {}
         for scope in (*self.placed.values(), *self.opened.values()):
             self.evaluated_in.setdefault(id(scope), [])
         for e in evaluation_order(root):

@@ -10,7 +10,7 @@ from relayc.relay.equal_constants import EqualConstants
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relayc.relay.op.base import OpDef
 from relayc.relay.transform.function_pass import FunctionPass
-from relayc.te.ir import PassContext, post_order
+from relayc.te.ir import PassContext, post_order, rebuilt
 
 __all__ = ["EliminateCommonSubexpr"]
 
@@ -25,18 +25,19 @@ class EliminateCommonSubexpr(FunctionPass):
 
     def transform(self, function: Function, context: PassContext) -> Function:
         placed, _ = scopes(function)
-        done: dict[int, Expr] = {}
+        changed: dict[int, Expr] = {}
         known: dict[Hashable, Expr] = {}
         constants = EqualConstants()
         for e in cast("list[Expr]", list(post_order(function))):
-            new = e.rebuild(lambda child: done[id(child)])
+            new = rebuilt(e, changed)
             key = _key(new)
             if isinstance(new, Constant):
                 new = constants.first(new)
             elif key is not None:
                 new = known.setdefault((id(placed[id(e)]), key), new)
-            done[id(e)] = new
-        return cast(Function, done[id(function)])
+            if new is not e:
+                changed[id(e)] = new
+        return cast(Function, changed.get(id(function), function))
 
 
 def _key(e: Expr) -> Hashable | None:
