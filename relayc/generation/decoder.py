@@ -14,7 +14,7 @@ from relayc.generation.ports import DecoderPorts, Port, cache_key
 from relayc.generation.processors import Tokens
 from relayc.runtime import GraphModule, NDArray, nd
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "doubled"]
 
 Array = npt.NDArray[Any]
 
@@ -64,12 +64,14 @@ class Decoder:
         """Positions seen of each row."""
         return self._length
 
-    def begin(self, mask: npt.NDArray[np.int64], limit: int) -> None:
-        """Set the mask of the prompts (batch, positions), 0 where they are padded, for sequences of up to `limit`."""
+    def begin(self, mask: npt.NDArray[np.int64]) -> None:
+        """Set the mask of the prompts (batch, positions), 0 where they are padded."""
         self._prompts = np.arange(len(mask))
-        self._mask = np.ones((len(mask), limit), np.int64)
-        self._mask[:, : mask.shape[1]] = mask
-        self._positions = np.maximum(np.cumsum(self._mask, axis=1) - 1, 0)
+        self._set_mask(mask)
+
+    def _set_mask(self, mask: npt.NDArray[np.int64]) -> None:
+        self._mask = mask
+        self._positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
 
     def pass_encoded(self, inputs: Mapping[str, Array], caches: Mapping[str, Array]) -> None:
         """Set what the encoder gave: inputs by role, and cross-attention caches by input name, one row a prompt."""
@@ -164,6 +166,8 @@ class Decoder:
     def _feed(self, tokens: Tokens, first: int, ports: DecoderPorts) -> dict[str, Array]:
         """The inputs of a step whose tokens begin at position `first`."""
         last = first + tokens.shape[1]
+        if last > self._mask.shape[1]:
+            self._set_mask(doubled(self._mask, last, 1))
         by_role: dict[str, Array] = {
             "input_ids": tokens,
             "attention_mask": self._mask[:, :last],
@@ -205,6 +209,11 @@ class Decoder:
             if output is not None and not (pair.is_cross and name in self._caches):
                 self._caches[name] = executor.get_output(output)
                 self._executor.set_input_zero_copy(name, self._caches[name])
+
+
+def doubled(rows: npt.NDArray[np.int64], length: int, fill: int) -> npt.NDArray[np.int64]:
+    """The rows (batch, positions), longer by `fill`: `length` positions, and room for as many again."""
+    return np.pad(rows, ((0, 0), (0, 2 * length - rows.shape[1])), constant_values=fill)
 
 
 def _outputs_by_key(prefill: GraphModule, caches: Sequence[str]) -> dict[str, str]:

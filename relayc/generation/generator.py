@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, NamedTuple, Unpack
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.generation.beams import search_beams
-from relayc.generation.decoder import Decoder
+from relayc.generation.decoder import Decoder, doubled
 from relayc.generation.encoder import Encoder
 from relayc.generation.errors import GenerationError
 from relayc.generation.loading import ModelFolder, make_executor
@@ -144,6 +144,11 @@ class Generator:
         context_length: int | None = None,
         **options: Any,
     ) -> None:
+        for name, given in (("names", names), ("caches", caches)):
+            if not (given is None or isinstance(given, Mapping)):
+                raise GenerationError(f"{name}= is a {type(given).__name__}; expected a dictionary of names")
+        if not (context_length is None or (type(context_length) is int and context_length > 0)):
+            raise GenerationError(f"context_length={context_length!r:.80}; expected a number of tokens, 1 or more")
         folder = ModelFolder.open(model)
         first = folder.prefill if prefill is None else prefill
         executor = make_executor(folder.decoder, target, num_threads, True, **options)
@@ -218,6 +223,8 @@ class Generator:
     def load_prefix(self, prefix: Prefix) -> None:
         """Go on from a saved prefix: prompts that begin with its tokens compute the others only."""
         self._check_keeps_prefixes()
+        if not isinstance(prefix, Prefix):
+            raise GenerationError(f"the prefix is a {type(prefix).__name__}; expected what save_prefix() gave")
         self.reset()
         self._decoder.set_caches(prefix.caches, prefix.tokens.shape[1])
         self._seen = _Batch(prefix.tokens, prefix.mask, list(range(len(prefix.tokens))))
@@ -243,6 +250,8 @@ class Generator:
         (channels, frames), in a batch (batch, channels, frames); the decoder begins with `decoder_ids`. `stream` is
         called with each token. `options` are those of `GenerationOptions`, by default `defaults`.
         """
+        if not (stream is None or callable(stream)):
+            raise GenerationError(f"stream= is a {type(stream).__name__}; expected a function of a Token")
         prompts, is_single = _listed(prompt)
         how = options_from(self.defaults, options)
         if how.num_beams > 1:
@@ -330,7 +339,7 @@ class Generator:
             count = min(count, self.context_length - length)
         kept = self._shared(batch)
         self._decoder.truncate(kept)
-        self._decoder.begin(batch.mask, length + count)
+        self._decoder.begin(batch.mask)
         self._seen = None
         if batch.encoded is not None and self._encoder is not None:
             self._encoder.pass_on(batch.encoded, self._decoder, self._ports)
@@ -373,14 +382,15 @@ class Generator:
         logits, count = self._begin(batch, options)
         length, turn = batch.tokens.shape[1], self._turn
         processors = processors_of(replace(options, max_new_tokens=count), length, np.argmax(batch.mask, axis=1))
-        tokens = np.full((len(batch.tokens), length + count), options.pad_token_id, np.int64)
-        tokens[:, :length] = batch.tokens
-        self._seen = replace(batch, tokens=tokens)
+        seen = self._seen = replace(batch)
         lengths = batch.mask.sum(axis=1).tolist()
         live = [_Row(i, n, self._tokenizer, options, count) for i, n in zip(batch.places, lengths, strict=True)]
         rows.update({row.index: row for row in live})
         by_row = dict(enumerate(live))
         for at in range(length, length + count):
+            if at == seen.tokens.shape[1]:  # the length that is asked for may never be reached
+                seen.tokens = doubled(seen.tokens, at, options.pad_token_id)
+            tokens = seen.tokens
             for process in processors:
                 logits = process(tokens[:, :at], logits)
             chosen = logits.argmax(axis=1) if numbers is None else draw(logits, numbers)
@@ -437,11 +447,14 @@ def _listed(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether it was a single one."""
     if isinstance(prompt, str):
         return [prompt], True
-    if isinstance(prompt, np.ndarray):
+    if hasattr(prompt, "__array__"):  # tensors of other libraries, too
+        prompt = np.asarray(prompt)
+    is_array = isinstance(prompt, np.ndarray) and prompt.ndim
+    if not (is_array or isinstance(prompt, Sequence)):
+        raise GenerationError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
+    if isinstance(prompt, np.ndarray) and prompt.size:
         is_single = prompt.ndim == (2 if _is_features(prompt) else 1)
         return [prompt] if is_single else [*prompt], is_single
-    if not isinstance(prompt, Sized) or isinstance(prompt, Mapping):
-        raise GenerationError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     if not len(prompt):
         raise GenerationError("there is no prompt; " + _EXPECTED)
     is_single = isinstance(prompt[0], int | np.integer)

@@ -62,10 +62,12 @@ class ModelFolder:
 
     def _find_files(self) -> None:
         assert self.folder is not None
-        parts = _json(self.folder / "genai_config.json").get("model", {})
-        if parts:
-            self.decoder = self._named(parts.get("decoder", {}).get("filename"))
-            self.encoder = self._named(parts["encoder"].get("filename")) if "encoder" in parts else None
+        file = self.folder / "genai_config.json"
+        model = _section(file, _json(file), "model")
+        if model:
+            self.decoder = self._named(_section(file, model, "decoder").get("filename"))
+            encoder = _section(file, model, "encoder")
+            self.encoder = self._named(encoder.get("filename")) if encoder else None
             return
         for folder in (self.folder, self.folder / "onnx"):
             files = {stem: path for stem in (*_DECODERS, *_ENCODERS) if (path := _file(folder / stem)) is not None}
@@ -94,33 +96,42 @@ class ModelFolder:
 
     def _read_settings(self) -> None:
         assert self.folder is not None
-        genai = _json(self.folder / "genai_config.json")
+        file = self.folder / "genai_config.json"
+        genai = _json(file)
         general, config = _json(self.folder / "generation_config.json"), _json(self.folder / "config.json")
         if not general and not config and not genai and self.folder.name == "onnx":
             self.folder = self.folder.parent
             general, config = _json(self.folder / "generation_config.json"), _json(self.folder / "config.json")
-        model = genai.get("model", {})
-        merged = {**config, **model, **genai.get("search", {}), **general}
+        model = _section(file, genai, "model")
+        merged = {**config, **model, **_section(file, genai, "search"), **general}
         self.defaults = options_from(GenerationOptions(), {"do_sample": False, **_options(merged)})
         lengths = [model.get("context_length"), *[config.get(name) for name in _LENGTHS]]
-        self.context_length = next((n for n in lengths if isinstance(n, int)), None)
+        self.context_length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
         sizes = (model.get("vocab_size"), config.get("vocab_size"))
         self.vocabulary = next((n for n in sizes if isinstance(n, int)), None)
         starts = (general.get("decoder_start_token_id"), config.get("decoder_start_token_id"))
         self.decoder_start = next((n for n in starts if isinstance(n, int)), None)
-        self._read_names(model.get("decoder", {}))
+        self._read_names(file, _section(file, model, "decoder"))
 
-    def _read_names(self, decoder: Mapping[str, Any]) -> None:
+    def _read_names(self, file: Path, decoder: Mapping[str, Any]) -> None:
         """The names of inputs and outputs that genai_config.json gives."""
-        inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+        inputs, outputs = _section(file, decoder, "inputs"), _section(file, decoder, "outputs")
+        for name in (*inputs.values(), *outputs.values()):
+            if not isinstance(name, str):
+                raise GenerationError(f"{file}: {name!r:.80} in the place of a name of an input or output")
         roles = {**inputs, "logits": outputs.get("logits", "logits")} if inputs else {}
         self.names = {role: name for role, name in roles.items() if "%d" not in name and role in _GENAI_ROLES}
         for kind in ("key", "value"):
             past, present = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
             if past and present:
-                layers = range(int(decoder.get("num_hidden_layers", 0)))
+                count = decoder.get("num_hidden_layers", 0)
+                if not (isinstance(count, int) and 0 <= count <= _MOST_LAYERS):
+                    raise GenerationError(f"{file}: num_hidden_layers is {count!r:.80}; expected 0 to {_MOST_LAYERS}")
+                layers = range(count)
                 self.caches.update({past.replace("%d", str(i)): present.replace("%d", str(i)) for i in layers})
 
+
+_MOST_LAYERS = 10_000
 
 _GENAI_ROLES = ("input_ids", "attention_mask", "position_ids", "encoder_hidden_states", "logits")
 """Roles that have the same name in genai_config.json."""
@@ -136,7 +147,9 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
     if isinstance(model, GraphModule):
         return model
     is_path = isinstance(model, str | os.PathLike)
-    if isinstance(model, CompiledModel) or (is_path and is_container(str(model))):
+    if is_path and not Path(model).is_file():
+        raise GenerationError(f"{str(model)!r}: no such file; expected an artifact or an ONNX model")
+    if isinstance(model, CompiledModel) or (is_path and is_container(model)):
         compiled = model if isinstance(model, CompiledModel) else load_model(str(model), huge_pages=decodes)
     else:
         if decodes:
@@ -157,10 +170,18 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GenerationError(f"{path} is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise GenerationError(f"{path} holds a {type(found).__name__}; expected settings by name")
+    return found
+
+
+def _section(path: Path, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of the file under a name; none without it."""
+    found = settings.get(name) or {}
+    if not isinstance(found, dict):
+        raise GenerationError(f"{path}: {name!r} is {found!r:.80}; expected settings by name")
     return found
 
 

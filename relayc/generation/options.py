@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import isfinite
+from operator import index
 from typing import Any, TypedDict
+
+import numpy as np
 
 from relayc.generation.errors import GenerationError
 
@@ -86,7 +90,10 @@ class OptionValues(TypedDict, total=False):
     seed: int
 
 
-_RANGES: dict[str, tuple[Any, str]] = {
+_MOST = 2**31 - 1
+"""The largest integer that an option takes: models have token ids of 32 bits."""
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v >= 1, "1 or more"),
     "min_new_tokens": (lambda v: v >= 0, "0 or more"),
     "temperature": (lambda v: v >= 0, "0 or more"),
@@ -96,9 +103,10 @@ _RANGES: dict[str, tuple[Any, str]] = {
     "repetition_penalty": (lambda v: v > 0, "above 0"),
     "no_repeat_ngram_size": (lambda v: v >= 0, "0 or more"),
     "num_beams": (lambda v: v >= 1, "1 or more"),
-    "early_stopping": (lambda v: v in (True, False, "never"), 'True, False or "never"'),
+    "length_penalty": (lambda v: abs(v) <= 10, "-10 to 10"),
+    "seed": (lambda v: v >= 0, "0 or more"),
 }
-"""What the values of options must be."""
+"""What numbers must be, beyond their type."""
 
 
 def options_from(defaults: GenerationOptions, passed: Mapping[str, Any]) -> GenerationOptions:
@@ -125,16 +133,57 @@ def options_from(defaults: GenerationOptions, passed: Mapping[str, Any]) -> Gene
 def _value(name: str, value: Any) -> Any:
     """An option's value in its form. Raises `GenerationError` for one that is out of range, or of another type."""
     default = getattr(GenerationOptions, name)
-    if name in ("stop", "suppress_tokens", "begin_suppress_tokens", "eos_token_id"):
-        item: type = str if name == "stop" else int
-        items = () if value is None else (value,) if isinstance(value, str | int) else tuple(value)
-        if not all(isinstance(v, item) and (v or item is int) for v in items):
-            raise GenerationError(f"{name}={value!r}; expected {'texts' if item is str else 'token ids'}")
-        return items
+    if isinstance(default, tuple):
+        return _values(name, value)
     if value is None:
         return default
-    numeric = isinstance(value, int | float) and (isinstance(default, float) or int(value) == value)
-    check, expected = _RANGES.get(name, (lambda v: True, "an integer"))
-    if not (numeric or name == "early_stopping") or not check(value):
-        raise GenerationError(f"{name}={value!r}; expected {expected}")
-    return type(default)(value) if isinstance(default, int | float) and name != "early_stopping" else value
+    if name == "early_stopping" and isinstance(value, str):
+        found, expected = (value if value == "never" else None), 'True, False or "never"'
+    elif isinstance(default, bool):
+        found, expected = (bool(value) if isinstance(value, bool | np.bool_) else None), "True or False"
+    else:
+        check, expected = _RANGES.get(name, (lambda v: True, "an integer"))
+        found = _float(value) if isinstance(default, float) else _integer(value)
+        found = found if found is not None and check(found) else None
+    if found is None:
+        raise GenerationError(f"{name}={value!r:.80}; expected {expected}")
+    return found
+
+
+def _values(name: str, value: Any) -> tuple[Any, ...]:
+    """The texts or token ids of an option that takes several, or a single one."""
+    item, expected = (_text, "texts") if name == "stop" else (_integer, "token ids")
+    is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    try:
+        items = () if value is None else tuple(value) if is_several else (value,)
+    except TypeError:  # numpy's arrays without dimensions say that they can be iterated
+        items = (value,)
+    found = tuple(map(item, items))
+    if None in found:
+        raise GenerationError(f"{name}={value!r:.80}; expected {expected}")
+    return found
+
+
+def _integer(value: Any) -> int | None:
+    """The integer that a value is; JSON may have 2.0 for 2. None for others, and for those beyond 32 bits."""
+    number: Any = int(value) if isinstance(value, float) and value.is_integer() else value
+    try:
+        found = None if isinstance(number, bool) else index(number)
+    except TypeError:
+        return None
+    return found if found is not None and abs(found) <= _MOST else None
+
+
+def _float(value: Any) -> float | None:
+    """The finite number that a value is; None for others."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if isfinite(found) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from relayc.generation.errors import GenerationError
 from relayc.generation.options import GenerationOptions
 
 __all__ = ["Processor", "Scores", "Tokens", "draw", "log_softmax", "processors_of"]
@@ -96,7 +97,7 @@ def _suppress(chosen: Sequence[int], when: Callable[[int], bool]) -> Processor:
 
     def process(tokens: Tokens, scores: Scores) -> Scores:
         if when(tokens.shape[1]):
-            scores[:, at[at < scores.shape[1]]] = _NEVER
+            scores[:, at[(at >= 0) & (at < scores.shape[1])]] = _NEVER
         return scores
 
     return process
@@ -107,6 +108,8 @@ def _force(token: int, length: int) -> Processor:
 
     def process(tokens: Tokens, scores: Scores) -> Scores:
         if tokens.shape[1] == length:
+            if not 0 <= token < scores.shape[1]:
+                raise GenerationError(f"the forced token is {token}; expected one of 0 to {scores.shape[1] - 1}")
             scores[:] = _NEVER
             scores[:, token] = 0
         return scores
