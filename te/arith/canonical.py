@@ -112,14 +112,19 @@ class Canonical(Forms):
             source = expr.value.dtype
             if source is INT32 or source is INT64:
                 form = self.linear(expr.value)
-                if not form.data:
-                    return form.bounds(), False
+                low, high = self._exact_bounds(form, source)
+                if not form.data or (expr.dtype.min_value() <= low and high <= expr.dtype.max_value()):
+                    return (low, high), form.data
             if source.is_bool or (source.is_integral and source.bits < expr.dtype.bits):
                 return (source.min_value(), source.max_value()), False
         if isinstance(expr, Select):
             a, b = self.linear(expr.true_value), self.linear(expr.false_value)
             (low, high), (low2, high2) = a.bounds(), b.bounds()
             return (min(low, low2), max(high, high2)), a.data or b.data
+        if isinstance(expr, Min | Max) and (expr.dtype is INT32 or expr.dtype is INT64):
+            choose = min if isinstance(expr, Min) else max
+            (low, high), (low2, high2) = [self._exact_bounds(self.linear(e), expr.dtype) for e in (expr.a, expr.b)]
+            return (choose(low, low2), choose(high, high2)), True
         if isinstance(expr, Call) and expr.op == "if_then_else":
             return self._opaque_bounds(Select(*expr.args))
         if isinstance(expr, Call) and expr.op == "likely":
@@ -152,6 +157,10 @@ class Canonical(Forms):
             return True
         low, high = form.bounds()
         return dtype.min_value() <= low and high <= dtype.max_value()
+
+    def _exact_bounds(self, form: Linear, dtype: DType) -> tuple[Bound, Bound]:
+        """Bounds of the value that arithmetic of `dtype` gives for the form."""
+        return form.bounds() if self._exact(form, dtype) else (dtype.min_value(), dtype.max_value())
 
     # ---- forms
 

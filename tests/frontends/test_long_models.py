@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from benchmarks.compile_growth import SHAPES, model
 from relayc import relay
@@ -205,3 +205,34 @@ def test_equal_branches_run_the_same_functions() -> None:
         return len(set(re.findall(r"relayc_\w+", json.dumps(compiled.graph.to_json()))))
 
     assert functions(60) <= functions(10) + 2
+
+
+def lookups(depth: int) -> ModelProto:
+    """What a table has at the first of `depth` positions behind `i` where another table is above x; else 0."""
+    nodes, result = [], "none"
+    for k in reversed(range(depth)):
+        nodes += [
+            helper.make_node("Add", ["i", f"k{k}"], [f"i{k}"]),
+            helper.make_node("Gather", ["bounds", f"i{k}"], [f"b{k}"]),
+            helper.make_node("Less", ["x", f"b{k}"], [f"c{k}"]),
+            helper.make_node("Gather", ["values", f"i{k}"], [f"v{k}"]),
+            helper.make_node("Where", [f"c{k}", f"v{k}", result], [f"y{k}"]),
+        ]
+        result = f"y{k}"
+    weights = [numpy_helper.from_array(np.array(k), f"k{k}") for k in range(depth)]
+    weights.append(numpy_helper.from_array(np.float32(0), "none"))
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, ["n"]), info("i", INT64, ["n"])]
+    inputs += [info(name, TensorProto.FLOAT, ["size"]) for name in ("bounds", "values")]
+    graph = helper.make_graph(nodes, "lookups", inputs, [info(result, TensorProto.FLOAT, ["n"])], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_reads_of_tables_inside_conditions_do_not_double_with_each_condition():
+    assert growth(lambda depth: relay.build(from_onnx(lookups(depth))[0]), 2, 4, 8) < 3
+    bounds, values = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.float32), np.arange(1, 9, dtype=np.float32)
+    x, i = np.linspace(0, 8, 37, dtype=np.float32), np.arange(37) % 5
+    module = graph_executor.GraphModule(relay.build(from_onnx(lookups(4))[0])["default"](device("cpu", 0)))
+    (result,) = module.infer({"x": x, "i": i, "bounds": bounds, "values": values})
+    found = [next((values[at + k] for k in range(4) if a < bounds[at + k]), 0) for a, at in zip(x, i, strict=True)]
+    np.testing.assert_array_equal(result, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from relayc.te.arith import Analyzer
@@ -9,6 +10,7 @@ from relayc.te.dtype import INT32, INT64
 from relayc.te.ir.node import Node
 from relayc.te.ir.visitor import Mutator
 from relayc.te.tir import ops
+from relayc.te.tir.analysis import contains
 from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import (
     And,
@@ -57,6 +59,7 @@ _LANEWISE_CALLS = frozenset(
     n for n, row in INTRINSICS.items() if row.pure and row.reference is not None and not n.startswith("vector_")
 ) | {"reinterpret"}
 _DIVISIONS = (Div, Mod, FloorDiv, FloorMod)
+_LOADS = frozenset((BufferLoad,))
 
 
 class _NotVectorizable(Exception):
@@ -133,10 +136,10 @@ class _LaneRewriter(Mutator):
             b = self.visit(node.b)
             return node if a is node.a and b is node.b else node.__class__(*self._both(a, b))
         if can_not_fault(node.b, self.analyzer):
-            b = self.visit(node.b)
-        else:
-            b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read memory that a guards
-        return node.__class__(*self._both(a, b))
+            return node.__class__(*self._both(a, self.visit(node.b)))
+        a, bind = _named(a)
+        b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read memory that a guards
+        return bind(node.__class__(*self._both(a, b)))
 
     def _under(self, condition: PrimExpr, expr: PrimExpr) -> PrimExpr:
         """`expr` with only those lanes active where a vector condition holds."""
@@ -247,8 +250,9 @@ class _LaneRewriter(Mutator):
     def _if_then_else(self, node: Call) -> PrimExpr:
         condition = self.visit(node.args[0])
         if condition.dtype.lanes > 1:
+            condition, bind = _named(condition)
             a, b = self._under(condition, node.args[1]), self._under(Not(condition), node.args[2])
-            return Select(condition, self.widen(a), self.widen(b))
+            return bind(Select(condition, self.widen(a), self.widen(b)))
         a, b = self._both(self.visit(node.args[1]), self.visit(node.args[2]))
         if condition is node.args[0] and a is node.args[1] and b is node.args[2]:
             return node
@@ -338,6 +342,18 @@ class _LaneRewriter(Mutator):
         if ops.is_no_op(node):
             return node
         raise _NotVectorizable
+
+
+def _named(condition: PrimExpr) -> tuple[PrimExpr, Callable[[PrimExpr], PrimExpr]]:
+    """A condition as masks have it, and what puts its name around an expression with such masks.
+
+    One that reads memory is a variable: masks of its own reads are parts of it, and copies in the masks of what it
+    guards would double with each condition inside another one.
+    """
+    if not contains(condition, _LOADS):
+        return condition, lambda expr: expr
+    mask = Var("mask", condition.dtype)
+    return mask, lambda expr: Let(mask, condition, expr)
 
 
 def _ramp_arithmetic(node: type[Binary], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:

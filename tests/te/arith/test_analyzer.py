@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from relayc.te.arith import Analyzer
+from relayc.te.dtype import INT32, INT64
 from relayc.te.tir import (
     EQ,
     GE,
@@ -19,6 +20,7 @@ from relayc.te.tir import (
     Add,
     And,
     Call,
+    Cast,
     Compare,
     FloorDiv,
     FloorMod,
@@ -284,6 +286,23 @@ def test_constraints_bound_remainders():
         assert analyzer.const_bounds(13 - X % 7 * 2) == (1, 1)
         assert str(analyzer.simplify(X % 7 * 2 < 12)) == "False"
     assert analyzer.const_bounds(13 - X % 7 * 2) == (1, 13)
+
+
+def clamped(value: PrimExpr) -> PrimExpr:
+    return Max(Min(value, const(197, "int64")), const(0, "int64"))
+
+
+def test_positions_that_are_brought_between_bounds_keep_them_as_narrower_integers():
+    """Whatever is read, and whether or not its arithmetic overflows; other bounds of what overflows are none."""
+    analyzer = bound_analyzer()
+    position = BufferLoad(decl_buffer((6,), "int64", name="D"), (X,))
+    for value in (position, position + const(1, "int64"), position * const(2**40, "int64")):
+        assert analyzer.const_bounds(Cast(INT32, clamped(value))) == (0, 197)
+    byte = BufferLoad(decl_buffer((6,), "uint8", name="E"), (X,))
+    large = Cast(INT64, byte) * const(2**60, "int64")  # negative where it overflows
+    assert analyzer.const_bounds(Cast(INT32, Min(large, const(197, "int64")))) == (-(2**31), 2**31 - 1)
+    assert analyzer.const_bounds(Cast(INT32, Cast(INT64, byte) + const(3, "int64"))) == (3, 258)
+    assert analyzer.const_bounds(Cast(INT32, position)) == (-(2**31), 2**31 - 1)
 
 
 @pytest.mark.parametrize(

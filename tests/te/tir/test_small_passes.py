@@ -380,6 +380,23 @@ def test_a_double_buffer_that_depends_on_the_loop_stays_single():
     assert "allocate([4]" in str(result) and "double_buffer" not in str(result)
 
 
+def nested_reads(depth: int) -> PrimFunc:
+    """B[i] is the first k at which A[i + k] is positive; that is read under the conditions before it."""
+    a, b = decl_buffer((32,), name="A"), decl_buffer((16,), name="B")
+    value = const(float(depth), "float32")
+    for k in reversed(range(depth)):
+        value = if_then_else(BufferLoad(a, (i + k,)) > 0.0, const(float(k), "float32"), value)
+    return function(loop(i, 16, BufferStore(b, value, (i,)), ForKind.VECTORIZED), a, b)
+
+
+def test_masks_of_reads_in_conditions_do_not_double_with_each_condition():
+    few, many = (len(str(vectorize(nested_reads(depth)))) for depth in (6, 12))
+    assert many < 5 * few
+    data, result = np.where(np.arange(32) < 12, -1, 1).astype(np.float32), np.zeros(16, np.float32)
+    interpret(vectorize(nested_reads(10)), data, result)
+    np.testing.assert_array_equal(result, [10, 10, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0])
+
+
 def test_only_reads_that_may_leave_their_buffer_are_masked():
     a, b = decl_buffer((16,), name="A"), decl_buffer((16,), name="B")
     inside, outside = BufferLoad(a, (i,)), BufferLoad(a, (i + 1,))
