@@ -24,8 +24,9 @@ import numpy as np
 
 from relayc.relay.errors import MalformedGraphError, TypeInferenceError
 from relayc.relay.structural import bind_definitions, equal_graphs, same_array
-from relayc.relay.type import FuncType, TensorType, TupleType, Type
+from relayc.relay.type import FuncType, TensorType, TupleType, Type, as_tuple
 from relayc.te.dtype import DType, dtype
+from relayc.te.errors import DTypeError
 from relayc.te.ir import Node, Span, node, post_order
 from relayc.te.ir.structural import StructuralEqual
 from relayc.te.tir import Dim
@@ -147,6 +148,9 @@ class Var(Expr):
     name: str
     ty: Type  # pyright: ignore[reportIncompatibleMethodOverride]
 
+    def __post_init__(self) -> None:
+        _check_name(self, Type)
+
     def same_data(self, other: Var, equal: StructuralEqual) -> bool:
         return equal.same_definition(self, other) and equal(self.ty, other.ty)
 
@@ -157,6 +161,9 @@ class GlobalVar(Expr):
 
     name: str
     ty: FuncType  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __post_init__(self) -> None:
+        _check_name(self, FuncType)
 
 
 @node
@@ -172,6 +179,8 @@ class Constant(Expr):
     def __post_init__(self) -> None:
         if not isinstance(self.data, np.ndarray):
             self.data = np.asarray(self.data)  # type: ignore[misc]
+        if self.data.dtype.kind == "O" and not all(isinstance(item, str) for item in self.data.flat):
+            raise TypeInferenceError(f"a constant of {self.data!r}; expected numbers or strings")
         self.ty = TensorType(self.data.shape, numpy_dtype_name(self.data.dtype))  # type: ignore[misc]
 
     def same_data(self, other: Constant, equal: StructuralEqual) -> bool:
@@ -186,7 +195,7 @@ class Tuple(Expr):
     ty: TupleType = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fields = tuple(self.fields)  # type: ignore[misc]
+        self.fields = as_tuple("a tuple", self.fields, "expressions")  # type: ignore[misc]
         self.ty = TupleType(_types("a tuple", self.fields))  # type: ignore[misc]
 
 
@@ -199,9 +208,10 @@ class TupleGetItem(Expr):
     ty: Type = field(init=False)
 
     def __post_init__(self) -> None:
-        of = self.tuple_value.ty
-        if not isinstance(of, TupleType) or not 0 <= self.index < len(of.fields):
-            raise TypeInferenceError(f"no field {self.index} in a value of type {of}{_at(self.span)}")
+        (of,) = _types("a field of a tuple", (self.tuple_value,))
+        known = range(len(of.fields)) if isinstance(of, TupleType) else ()
+        if not isinstance(self.index, int | np.integer) or self.index not in known:
+            raise TypeInferenceError(f"no field {self.index!r} in a value of type {of}{_at(self.span)}")
         self.ty = of.fields[self.index]  # type: ignore[misc]
 
 
@@ -218,11 +228,13 @@ class Function(Expr):
     binders = ("params",)
 
     def __post_init__(self) -> None:
-        self.params = tuple(self.params)  # type: ignore[misc]
+        self.params = as_tuple("a function's parameters", self.params, "expressions")  # type: ignore[misc]
         for number, param in enumerate(self.params):
             if not isinstance(param, Var):
                 raise TypeInferenceError(f"parameter {number} of a function is {param!r}; expected a relay.Var")
         (result,) = _types("a function's body", (self.body,))
+        if not isinstance(self.attrs, Mapping):
+            raise TypeInferenceError(f"attributes of a function are {self.attrs!r}; expected a dictionary")
         self.ty = FuncType([p.ty for p in self.params], result)  # type: ignore[misc]
 
     def order_below(self) -> tuple[Expr, ...] | None:
@@ -282,8 +294,10 @@ class Call(Expr):
 
     def __post_init__(self) -> None:
         op = self.op
+        if isinstance(op, type) or not (isinstance(op, Expr) or hasattr(op, "result_type")):
+            raise TypeInferenceError(f"{op!r} can't be called; expected an operator with its attributes, or a function")
         if type(self.args) is not tuple:
-            self.args = tuple(self.args)  # type: ignore[misc]
+            self.args = as_tuple("the arguments of a call", self.args, "expressions")  # type: ignore[misc]
         try:
             types = [a.ty for a in self.args]
         except AttributeError:
@@ -314,6 +328,15 @@ class Call(Expr):
         made = object.__new__(Call)
         made.op, made.args, made.ty, made.span = op, tuple(args), self.ty, self.span  # type: ignore[misc]
         return made
+
+
+def _check_name(variable: Var | GlobalVar, kind: type[Type]) -> None:
+    """Raise TypeInferenceError unless the variable has a string as name and a type of this kind."""
+    if not isinstance(variable.name, str):
+        raise TypeInferenceError(f"the name of a variable is {variable.name!r}; expected a string")
+    if not isinstance(variable.ty, kind):
+        message = f"variable {variable.name}: the type is {variable.ty!r}; expected a relay.{kind.__name__}"
+        raise TypeInferenceError(message)
 
 
 def _types(what: str, values: Sequence[Any]) -> list[Type]:
@@ -366,10 +389,13 @@ class Let(Expr):
     binders = ("var",)
 
     def __post_init__(self) -> None:
-        if self.var.ty is not self.value.ty:
-            message = f"variable {self.var.name} has type {self.var.ty}, its value {self.value.ty}{_at(self.span)}"
+        if not isinstance(self.var, Var):
+            raise TypeInferenceError(f"the variable of a let is {self.var!r}; expected a relay.Var{_at(self.span)}")
+        of, result = _types("a let", (self.value, self.body))
+        if self.var.ty is not of:
+            message = f"variable {self.var.name} has type {self.var.ty}, its value {of}{_at(self.span)}"
             raise TypeInferenceError(message)
-        self.ty = self.body.ty  # type: ignore[misc]
+        self.ty = result  # type: ignore[misc]
 
 
 @node
@@ -382,12 +408,12 @@ class If(Expr):
     ty: Type = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.cond.ty is not TensorType((), "bool"):
-            raise TypeInferenceError(f"a condition is a scalar bool; got {self.cond.ty}{_at(self.span)}")
-        if self.true_branch.ty is not self.false_branch.ty:
-            pair = f"{self.true_branch.ty} and {self.false_branch.ty}"
-            raise TypeInferenceError(f"both branches must have one type; got {pair}{_at(self.span)}")
-        self.ty = self.true_branch.ty  # type: ignore[misc]
+        condition, result, other = _types("an if", (self.cond, self.true_branch, self.false_branch))
+        if condition is not TensorType((), "bool"):
+            raise TypeInferenceError(f"a condition is a scalar bool; got {condition}{_at(self.span)}")
+        if result is not other:
+            raise TypeInferenceError(f"both branches must have one type; got {result} and {other}{_at(self.span)}")
+        self.ty = result  # type: ignore[misc]
 
     def branches(self) -> Iterator[Expr]:
         """The two expressions, one of which is evaluated."""
@@ -409,7 +435,7 @@ def numpy_dtype_name(of: np.dtype[Any]) -> DType:
 
 def numpy_dtype(of: str) -> np.dtype[Any]:
     """The numpy (or ml_dtypes) element type with the compiler's name `of`; "string" is Python objects."""
-    return np.dtype(object) if of == "string" else np.dtype(getattr(ml_dtypes, of, of))
+    return np.dtype(object) if of == "string" else np.dtype(getattr(ml_dtypes, dtype(of), of))
 
 
 def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
@@ -425,13 +451,20 @@ def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Typ
 def const(value: Any, dtype: str | None = None) -> Constant:
     """A constant from a number, sequence or array (TVM: `relay.const`).
 
-    Python floats become float32 and Python ints int32, unless `dtype` says otherwise; arrays keep their type.
+    Python floats become float32 and Python ints int32, unless `dtype` says otherwise; arrays keep their type. Raises
+    TypeInferenceError for a value that is no array of numbers or of strings.
     """
     if isinstance(value, Constant):
         return value
-    array = np.asarray(value)
-    if not isinstance(value, np.ndarray | np.generic) and dtype is None:
-        array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
-    elif dtype is not None:
-        array = array.astype(numpy_dtype(dtype))
+    try:
+        element = None if dtype is None else numpy_dtype(dtype)
+        array = np.asarray(value)
+        if element is None and not isinstance(value, np.ndarray | np.generic):
+            element = {"f": np.dtype("float32"), "i": np.dtype("int32")}.get(array.dtype.kind)
+        with np.errstate(all="ignore"):
+            array = array if element is None else array.astype(element)
+    except DTypeError:
+        raise
+    except (OverflowError, TypeError, ValueError) as error:
+        raise TypeInferenceError(f"a constant of {value!r}: {error}; expected numbers or strings") from error
     return Constant(array)

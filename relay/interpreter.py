@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from relayc.relay.argument_types import checked
 from relayc.relay.bind_sizes import bind_operator, bind_sizes, bound_outputs, results_of, sizes_of_inputs
 from relayc.relay.container_type import ContainerType, OptionalType
 from relayc.relay.expr import (
@@ -279,6 +280,7 @@ def _as_value(value: Any, ty: Type) -> Value:
     return np.asarray(value)
 
 
+@checked
 def create_executor(
     kind: str = "debug", mod: IRModule | None = None, params: dict[str, np.ndarray[Any, Any]] | None = None
 ) -> DebugExecutor:

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from relayc.relay.argument_types import checked
 from relayc.relay.errors import ParseError, UnknownOperatorError
 from relayc.relay.expr import (
     Call,
@@ -70,6 +71,7 @@ _LITERALS = {"nan": float("nan"), "inf": float("inf"), "True": True, "False": Fa
 _MOST_LEVELS = 100
 
 
+@checked
 def parse(text: str) -> IRModule:
     """The module written in `text`; a lone `fn (...) {...}` becomes its "main" (TVM: `relay.parse`).
 

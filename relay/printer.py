@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from relayc.relay.analysis import Scope, evaluation_order, scopes
+from relayc.relay.argument_types import checked
 from relayc.relay.expr import OPERATIONS, Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
 from relayc.relay.op.base import OpDef
 from relayc.te.ir import IRModule
@@ -34,6 +35,7 @@ INLINE_ELEMENTS = 8
 Annotate = Callable[[Expr], str]
 
 
+@checked
 def astext(program: Expr | IRModule, show_meta_data: bool = True, annotate: Annotate | None = None) -> str:
     """The whole program as text.
 

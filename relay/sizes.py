@@ -16,6 +16,7 @@ from itertools import count
 from math import isqrt
 from typing import Any
 
+from relayc.relay.argument_types import checked
 from relayc.te.index import IndexMath
 from relayc.te.ir import collect, post_order
 from relayc.te.poly import Poly
@@ -34,6 +35,7 @@ _unknown = count()
 _lock = threading.RLock()
 
 
+@checked
 def unknown_size() -> SizeVar:
     """A dimension whose size is known at run time only, equal to no other (TVM: `relay.Any`)."""
     return SizeVar(f"any_{next(_unknown)}")

@@ -26,6 +26,7 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Type",
+    "as_tuple",
     "broadcast_shapes",
     "broadcasts_to",
     "dims_equal",
@@ -59,7 +60,8 @@ class TensorType(Type):
     _text: str
 
     def __new__(cls, shape: Sequence[Dim], dtype_: str = "float32") -> TensorType:
-        shape = tuple(shape)
+        if type(shape) is not tuple:
+            shape = as_tuple("a shape", shape, "sizes, such as (1, 8)")
         try:
             found = cls._interned.get((shape, dtype_))
         except TypeError:  # what has no hash is no dimension or name: refused below
@@ -68,7 +70,7 @@ class TensorType(Type):
             return found
         if len(shape) > MAX_RANK:
             raise TypeInferenceError(f"a tensor of {len(shape)} dimensions; expected at most {MAX_RANK}")
-        shape = tuple([normal(as_dim(d)) for d in shape])
+        shape = tuple([normal(_as_size(d)) for d in shape])
         known = [d for d in shape if isinstance(d, int)]
         if known and min(known) < 0:
             raise TypeInferenceError(f"a dimension can't be negative: {shape_text(shape)}")
@@ -140,7 +142,8 @@ class TupleType(Type):
     fields: tuple[Type, ...]
 
     def __new__(cls, fields: Iterable[Type]) -> TupleType:
-        key = tuple(fields)
+        key = as_tuple("the fields of a tuple", fields, "types")
+        _check_types(key)
         found = cls._interned.get(key)
         if found is None:
             found = object.__new__(cls)
@@ -171,7 +174,8 @@ class FuncType(Type):
     ret_type: Type
 
     def __new__(cls, arg_types: Iterable[Type], ret_type: Type) -> FuncType:
-        key = (tuple(arg_types), ret_type)
+        key = (as_tuple("the parameters of a function", arg_types, "types"), ret_type)
+        _check_types((*key[0], ret_type))
         found = cls._interned.get(key)
         if found is None:
             found = object.__new__(cls)
@@ -189,6 +193,29 @@ class FuncType(Type):
         return f"fn({', '.join(map(str, self.arg_types))}) -> {self.ret_type}"
 
     __repr__ = __str__
+
+
+def as_tuple(what: str, values: Any, expected: str) -> tuple[Any, ...]:
+    """The values as a tuple. Raises TypeInferenceError for what is no sequence."""
+    try:
+        return tuple(values)
+    except TypeError:
+        raise TypeInferenceError(f"{what}: got {values!r}; expected {expected}") from None
+
+
+def _as_size(value: Any) -> Dim:
+    """A dimension. Raises TypeInferenceError for anything but an integer or an integral expression of sizes."""
+    size = as_dim(value)
+    if not isinstance(size, int) and not size.dtype.is_integral:
+        raise TypeInferenceError(f"a size is {value!r}; expected an integer or an expression of integers")
+    return size
+
+
+def _check_types(values: Sequence[Any]) -> None:
+    """Raise TypeInferenceError unless each of the values is a type."""
+    for value in values:
+        if not isinstance(value, Type):
+            raise TypeInferenceError(f"a type is {value!r}; expected one such as relay.TensorType((1, 8), 'float32')")
 
 
 def scalar_type(dtype_: str = "float32") -> TensorType:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,16 @@ from relayc.runtime import ArgumentError, DeviceError, GraphModule, device, load
 from relayc.te.errors import CompileError
 
 X = np.ones((2, 3), np.float32)
+
+
+def builders() -> Iterator[Any]:
+    """The functions that build calls, and operators by name."""
+    op = relay.op
+    for module in (op, op.cache, op.image, op.nn, op.qnn, op.random, op.sequence, op.strings, op.vision):
+        for name in getattr(module, "__all__", dir(module)):
+            function = getattr(module, name)
+            if isinstance(function, FunctionType) and name not in ("aligning", "register_op", "op_of", "expect_op"):
+                yield pytest.param(function, id=f"{module.__name__}.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +129,64 @@ def test_options_of_sessions(path):
             session.run(None, {"x": X}, timeout=wrong)
     for forever in (2**70, float("inf"), np.float32(9)):
         np.testing.assert_allclose(session.run(None, {"x": X}, timeout=forever)[0], np.tanh(X), rtol=1e-6)
+
+
+IMAGE = relay.var("x", (2, 3, 4, 4))
+WRONG: list[Any] = [
+    IMAGE, relay.Tuple([IMAGE, IMAGE]), relay.var("i", (2,), "int64"), relay.var("b", (2,), "bool"),
+    relay.var("s", (), "string"), relay.const(1.0), IMAGE.ty, (IMAGE, IMAGE), relay.nn.relu, relay.op.Add, object(),
+    int, None, True, 0, 1, -1, 2, 2**70, 0.5, float("nan"), 1j, np.float32(1), np.int64(1), np.zeros(2), np.zeros(()),
+    "", "x", "float32", "NCHW", b"x", (), [1], range(2), (1, 1, 1, 1), ((1, 2), (3, 4)), (0.5,), ["x"], (None,), {1: 2},
+]  # fmt: skip
+RIGHT = {"Expr": IMAGE, "Sequence[Expr]": (IMAGE, IMAGE), "int": 1, "float": 0.5, "str": "float32"}
+"""Annotation -> an argument for a parameter without a default."""
+
+
+@pytest.mark.parametrize("function", list(builders()))
+def test_builders(function):
+    parameters = inspect.signature(function).parameters.values()
+    required = {p.name: RIGHT.get(str(p.annotation), (1, 1)) for p in parameters if p.default is p.empty}
+    for parameter in parameters:
+        for wrong in WRONG:
+            with suppress(CompileError):
+                function(**{**required, parameter.name: wrong})
+
+
+def test_arguments_of_builders_are_named():
+    x = relay.var("x", (1, 3, 8, 8))
+    for call, message in (
+        (lambda: relay.add("x", 3), r"^add\(\): lhs is 'x'; expected an expression"),
+        (lambda: relay.nn.conv2d(x, x, "ab"), r"^nn.conv2d\(\): strides is 'ab'; expected an integer or a sequence"),
+        (lambda: relay.nn.conv2d(x), r"^nn.conv2d\(\): missing a required argument: 'weight'; expected data, weight"),
+        (lambda: relay.sum(x, keepdims="no"), r"^sum\(\): keepdims is 'no'; expected a bool"),
+        (lambda: relay.op.make_call("nn.softmax", [x], axis="x"), r"^nn.softmax\(\): axis is 'x'; expected an integer"),
+        (lambda: relay.op.make_call("nn.softmax", [x], axes=1), r"^nn.softmax\(\): got an unexpected keyword argument"),
+        (lambda: relay.op.get_op("squeeze")(axis=1.5)(x), r"^squeeze\(\): axis is 1.5; expected"),
+        (lambda: relay.nn.dense(x, x, units=5), r"^nn.dense\(Tensor.*: units=5, but the weights are"),
+    ):
+        with pytest.raises(relay.TypeInferenceError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda value: type(value).__name__)
+def test_nodes_and_types(wrong):
+    x, condition, add = relay.var("x", (2,)), relay.var("c", (), "bool"), relay.op.Add()
+    for make in (
+        lambda: relay.TensorType(wrong), lambda: relay.TensorType((wrong,)), lambda: relay.TensorType((), wrong),
+        lambda: relay.TupleType(wrong), lambda: relay.TupleType([wrong]), lambda: relay.FuncType([wrong], x.ty),
+        lambda: relay.FuncType([], wrong), lambda: relay.scalar_type(wrong), lambda: relay.Any(wrong),
+        lambda: relay.const(wrong), lambda: relay.const(0, wrong), lambda: relay.Constant(wrong),
+        lambda: relay.var(wrong), lambda: relay.var("x", wrong), lambda: relay.var("x", (), wrong),
+        lambda: relay.var("x", ty=wrong), lambda: relay.Var("x", wrong), lambda: relay.GlobalVar("f", wrong),
+        lambda: relay.Tuple(wrong), lambda: relay.TupleGetItem(wrong, 0),
+        lambda: relay.TupleGetItem(relay.Tuple([x]), wrong), lambda: relay.Function(wrong, x),
+        lambda: relay.Function([wrong], x), lambda: relay.Function([x], wrong), lambda: relay.Function([x], x, wrong),
+        lambda: relay.Let(wrong, x, x), lambda: relay.Let(x, wrong, x), lambda: relay.Let(x, x, wrong),
+        lambda: relay.If(wrong, x, x), lambda: relay.If(condition, wrong, x), lambda: relay.If(condition, x, wrong),
+        lambda: relay.Call(wrong, [x]), lambda: relay.Call(wrong, [wrong]),
+        lambda: relay.Call(add, wrong), lambda: relay.Call(add, [wrong, x]),
+        lambda: relay.IRModule(wrong), lambda: relay.astext(wrong), lambda: relay.parse(wrong),
+        lambda: relay.create_executor(wrong), lambda: relay.bind_params_by_name(wrong, {}),
+    ):  # fmt: skip
+        with suppress(CompileError):
+            make()

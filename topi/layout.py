@@ -60,6 +60,8 @@ class Layout:
 
     def axis_sizes(self, shape: Sequence[Dim]) -> dict[str, Dim]:
         """Axis -> size, of a tensor of `shape` in this layout; blocked axes include their padding."""
+        if len(shape) != self.ndim:
+            raise CompileError(f"a tensor of {len(shape)} dimensions in the layout {self.name}, which has {self.ndim}")
         sizes = {letter: dim for (letter, _), dim in zip(self.parts, shape, strict=True) if letter.isupper()}
         blocks = self.blocks
         return {a: as_dim(d * blocks[a]) if a in blocks else d for a, d in sizes.items()}

@@ -28,6 +28,7 @@ from relayc.backend.runtime.sizes import MAX_ELEMENTS
 from relayc.backend.size_json import size_to_json
 from relayc.backend.source_version import has_source_version
 from relayc.backend.target import Target
+from relayc.relay.argument_types import checked
 from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
@@ -155,6 +156,7 @@ class _KernelMetadata:
         return found if known and all(isinstance(number, int) for number in numbers) else None
 
 
+@checked
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
     """Parameters of `function` that `params` names become constants (TVM: `bind_params_by_name`).
 

@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+from relayc.relay.argument_types import check_attributes, checked_call
 from relayc.relay.errors import GradientError, TypeInferenceError, UnknownOperatorError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.type import TensorType, Type
@@ -198,6 +199,9 @@ class OpDef(Abstract):
             return self.infer(*types)
         except TypeInferenceError as error:
             raise error.located(self, types, span) from None
+        except (AttributeError, TypeError, ValueError):
+            check_attributes(self)
+            raise
 
     def __eq__(self, other: object) -> bool:
         if self.__class__ is not other.__class__:
@@ -320,4 +324,4 @@ def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, *
 
     Raises TypeInferenceError (operator, argument types, broken constraint, place) or UnknownOperatorError.
     """
-    return Call(get_op(op)(**attrs) if isinstance(op, str) else op, tuple(args), span=span)
+    return Call(checked_call(get_op(op), op, (), attrs) if isinstance(op, str) else op, tuple(args), span=span)

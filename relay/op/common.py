@@ -25,6 +25,7 @@ __all__ = [
     "require_pairs",
     "require_same_dtype",
     "require_weights_of",
+    "static_shape",
     "widened",
     "with_dim",
 ]
@@ -63,6 +64,12 @@ def require_float(number: int, x: TensorType) -> None:
     """Constraint `number`: x is a tensor of floats."""
     if not x.dtype.is_float:
         raise TypeInferenceError(f"(C{number}) the element type must be a float; got {x.dtype}: cast it")
+
+
+def static_shape(x: Expr, ndim: int) -> tuple[int, ...]:
+    """The shape of a tensor that has `ndim` dimensions, all known at compile time."""
+    require(len(x.shape) == ndim, f"expected a tensor of {ndim} dimensions; got {x.ty}")
+    return x.tensor_type.static_shape
 
 
 def check_axis(number: int, axis: int, ndim: int) -> int:

@@ -86,6 +86,7 @@ class Arange(OpDef):
         require(self.step != 0, "(C1) step must not be 0")
         start, stop, step = self.start, self.stop, self.step
         if not isinstance(start, PrimExpr) and not isinstance(stop, PrimExpr):
+            require(math.isfinite((stop - start) / step), f"(C3) {start}, {stop} and {step} must be finite")
             return max(0, math.ceil((stop - start) / step))
         require(isinstance(step, int) and step > 0, f"(C2) step must be a positive integer; got {step}")
         distance = add_sizes(stop, product((-1, start)), step - 1)  # type: ignore[arg-type]

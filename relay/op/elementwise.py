@@ -25,7 +25,7 @@ __all__ = [
     "Unary", "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_not", "cast", "ceil", "clip", "copy",
     "cos", "cosh", "erf", "exp", "floor", "isfinite", "isinf", "isnan", "log", "log1p", "log2", "log10",
     "logical_not", "negative", "reinterpret", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan",
-    "tanh", "trunc", "unary_helper",
+    "tanh", "trunc",
 ]  # fmt: skip
 
 

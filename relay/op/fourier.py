@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from relayc import te
+from relayc.backend.runtime.sizes import MAX_EXTENT
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relayc.relay.op.common import Array, require
+from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.type import TensorType
 from relayc.topi.fourier import dft as dft_compute, dft_roots
 
@@ -63,5 +64,7 @@ class Dft(OpDef):
 
 def dft(x: Expr, length: int, inverse: bool = False, onesided: bool = False) -> Call:
     """Transforms of rows [rows, n, parts]; see `Dft`."""
+    require(1 <= length <= MAX_EXTENT, f"length is {length}; expected 1 to {MAX_EXTENT}")
+    require_float(1, x.tensor_type)
     roots = Constant(dft_roots(length).astype(str(x.dtype)))
     return Dft(length=length, inverse=inverse, onesided=onesided)(x, roots)

@@ -45,6 +45,7 @@ class UnpackBits(OpDef):
 def pack_bits(data: Array) -> Array:
     """The elements of an array of a sub-byte type in as few bytes as hold them, from the low bits on, zero-padded."""
     bits = parse_dtype(data.dtype.name).bits
+    require(bits < 8, f"elements of {data.dtype}; expected a type of fewer than 8 bits")
     per_byte = 8 // bits
     fields = np.zeros(-(-data.size // per_byte) * per_byte, np.uint8)
     fields[: data.size] = np.ascontiguousarray(data).reshape(-1).view(np.uint8) & ((1 << bits) - 1)

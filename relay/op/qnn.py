@@ -6,12 +6,12 @@ values (`FakeQuantizationToInteger`); the remaining conversions become arithmeti
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.expr import Call, Constant, Expr, TupleGetItem
+from relayc.relay.expr import Call, Constant, Expr, TupleGetItem, const
 from relayc.relay.op import broadcast, elementwise, transform
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, check_axis, require
@@ -24,6 +24,9 @@ __all__ = [
     "ChooseQParams", "Dequantize", "DequantizeBlocks", "Lookup", "Quantize", "choose_qparams", "dequantize",
     "dequantize_blocks", "dequantized", "flipped", "quantize", "quantized", "spread_blocks", "unflipped",
 ]  # fmt: skip
+
+Parameters = Expr | float | Sequence[float] | Array
+"""Scales or zero points: one, or one for each index of an axis."""
 
 QUANTIZED_DTYPES = ("uint8", "int8", "uint16", "int16", "int32")
 """Element types of quantised values."""
@@ -187,13 +190,15 @@ def choose_qparams(x: Expr) -> tuple[Expr, Expr]:
     return TupleGetItem(chosen, 0), TupleGetItem(chosen, 1)
 
 
-def quantize(data: Expr, output_scale: Any, output_zero_point: Any, axis: int = -1, out_dtype: str = "uint8") -> Call:
+def quantize(
+    data: Expr, output_scale: Parameters, output_zero_point: Parameters, axis: int = -1, out_dtype: str = "uint8"
+) -> Call:
     """`data` quantised; scale and zero point are scalars, or one value for each index of `axis`."""
     scale, zero = _parameters(output_scale, output_zero_point, out_dtype)
     return Quantize(axis=axis, out_dtype=out_dtype)(data, scale, zero)
 
 
-def dequantize(data: Expr, input_scale: Any, input_zero_point: Any, axis: int = -1) -> Call:
+def dequantize(data: Expr, input_scale: Parameters, input_zero_point: Parameters, axis: int = -1) -> Call:
     """The floats that the quantised values `data` stand for; scale and zero point are scalars, or one for each index of
     `axis`."""
     scale, zero = _parameters(input_scale, input_zero_point, str(data.dtype))
@@ -213,14 +218,15 @@ def spread_blocks(x: Expr, axis: int, block: int, size: Dim) -> Expr:
     return transform.strided_slice(repeated, (0,), (size,), axes=(axis,))
 
 
-def _parameters(scale: Any, zero: Any, dtype: str) -> tuple[Expr, Expr]:
-    scale = scale if isinstance(scale, Expr) else Constant(np.asarray(scale, np.float32))
-    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(dtype))
+def _parameters(scale: Parameters, zero: Parameters, dtype: str) -> tuple[Expr, Expr]:
+    scale = scale if isinstance(scale, Expr) else const(scale, "float32")
+    zero = zero if isinstance(zero, Expr) else const(zero, dtype)
     return scale, zero
 
 
 def flipped(values: Expr) -> Expr:
     """8-bit quantised values, signed ones as unsigned ones and vice versa, with their zero point shifted by 128."""
+    require(values.dtype in ("int8", "uint8"), f"values of {values.dtype}; expected int8 or uint8")
     other, high = ("uint8", -128) if values.dtype == "int8" else ("int8", 128)
     moved = broadcast.bitwise_xor(values, Constant(np.asarray(high, str(values.dtype))))
     return elementwise.reinterpret(moved, other)

@@ -14,7 +14,7 @@ from relayc.relay.op.common import Array, at_least, check_axes, check_axis, requ
 from relayc.relay.op.gradients import reshaped
 from relayc.relay.op.slicing import slice_axis
 from relayc.relay.sizes import product, quotient
-from relayc.relay.type import TensorType, Type, dims_match, shape_text
+from relayc.relay.type import MAX_RANK, TensorType, Type, dims_match, shape_text
 from relayc.te.tir import Dim, as_dim
 
 __all__ = [
@@ -107,7 +107,7 @@ class Transpose(OpDef):
 class ExpandDims(OpDef):
     """`num_newaxis` dimensions of size 1 in front of dimension `axis` (ONNX: Unsqueeze).
 
-    (C1) axis is in [-ndim - 1, ndim]; (C2) num_newaxis is at least 0.
+    (C1) axis is in [-ndim - 1, ndim]; (C2) num_newaxis is at least 0 and at most MAX_RANK.
     """
 
     axis: int
@@ -116,7 +116,8 @@ class ExpandDims(OpDef):
 
     def infer(self, x: TensorType) -> TensorType:
         axis = check_axis(1, self.axis, x.ndim + 1)
-        require(self.num_newaxis >= 0, f"(C2) num_newaxis must be at least 0; got {self.num_newaxis}")
+        fits = 0 <= self.num_newaxis <= MAX_RANK
+        require(fits, f"(C2) num_newaxis must be at least 0 and at most {MAX_RANK}; got {self.num_newaxis}")
         return x.with_shape((*x.shape[:axis], *[1] * self.num_newaxis, *x.shape[axis:]))
 
     def compute(self, x: te.Tensor) -> te.Tensor:

@@ -19,6 +19,9 @@ class IRModule:
     __slots__ = ("attrs", "functions")
 
     def __init__(self, functions: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None) -> None:
+        for passed in (functions, attrs):
+            if passed is not None and not isinstance(passed, Mapping):
+                raise CompileError(f"a module of {passed!r}; expected functions by name (from_expr takes one)")
         self.functions: dict[str, Any] = dict(functions or {})
         self.attrs: dict[str, Any] = dict(attrs or {})
 

@@ -9,7 +9,7 @@ import numpy as np
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relayc.relay.op.common import Array, require, require_float, require_same_dtype
+from relayc.relay.op.common import Array, require, require_float, require_same_dtype, static_shape
 from relayc.relay.type import TensorType, Type, broadcasts_to, dims_match, shapes_match
 from relayc.te.tir import Dim
 from relayc.topi.nn.blocked_attention import AttentionForm
@@ -182,6 +182,6 @@ def attention(
     softcap: float = 0.0,
 ) -> Call:  # fmt: skip
     """softmax(query key^T * scale + mask) value; `scale` is 1 / sqrt(D) by default."""
-    factor = query.tensor_type.static_shape[-1] ** -0.5 if scale is None else scale
+    factor = max(static_shape(query, 4)[-1], 1) ** -0.5 if scale is None else scale
     op = Attention(scale=factor, causal=causal, softcap=softcap)
     return op(query, key, value, *([] if mask is None else [mask]))

@@ -373,6 +373,7 @@ def _check_weight(
     """Check that `channels` and `kernel_size`, if set, are those of the weights (whose O counts one of `groups`)."""
     layout = Layout(kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
+    require("O" in sizes, f"the layout {kernel_layout} of weights names no dimension O")
     spatial = [sizes[a] for a in layout.axes if a not in "OI"]
     if channels is not None and not dims_match(sizes["O"] * groups, channels):
         raise TypeInferenceError(f"channels={channels}, but the weights {weight.ty} make {sizes['O'] * groups}")

@@ -295,7 +295,7 @@ def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | No
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str | None = None) -> Call:
     """`data` (..., K) times `weight` (N, K) transposed; `units`, if set, must be N."""
-    if units is not None and not dims_match(weight.shape[0], units):
+    if units is not None and not all(dims_match(rows, units) for rows in weight.shape[:1]):
         raise TypeInferenceError(f"units={units}, but the weights are {weight.ty}")
     return Dense(out_dtype=out_dtype)(data, weight)
 

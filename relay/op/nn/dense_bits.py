@@ -275,6 +275,8 @@ def dense_bits(
     Quantised weights q (N, K * bits / 8) are bytes, the first of those in a byte in its low bits; scales and zeros are
     (N, blocks), zeros None for 2^(bits - 1). The last block may be longer than the data, which is then padded.
     """
+    require(len(data.shape) > 0, "data is a scalar; expected (..., K)")
+    _check_table(quantized, scales, zeros, bits)
     missing = quantized.shape[1] * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
     op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations)
     return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits))
@@ -284,8 +286,19 @@ def take_bits(
     quantized: Array, scales: Array, zeros: Array | None, bits: int, indices: Expr, dtype: str, mode: str = "clip"
 ) -> Call:
     """Rows of a table packed as the weights of `dense_bits`, which may be the same: indices.shape + (K,)."""
+    _check_table(quantized, scales, zeros, bits)
     op = TakeBits(units=len(quantized), bits=bits, dtype=dtype, mode=mode)
     return op(*_packed(quantized, scales, zeros, bits), indices)
+
+
+def _check_table(quantized: Array, scales: Array, zeros: Array | None, bits: int) -> None:
+    """Raise TypeInferenceError unless these are bytes (N, K * bits / 8) in whole words, and (N, blocks)."""
+    require(bits in (4, 8), f"bits is {bits}; expected 4 or 8")
+    words = quantized.dtype == np.uint8 and quantized.ndim == 2 and quantized.shape[1] % 4 == 0
+    require(words, f"quantised weights {quantized.shape} of {quantized.dtype}; expected rows of words of 4 uint8")
+    for each in (scales,) if zeros is None else (scales, zeros):
+        fits = each.ndim == 2 and len(each) == len(quantized)
+        require(fits, f"scales or zero points {each.shape}; expected (N, blocks) for weights {quantized.shape}")
 
 
 def _packed(quantized: Array, scales: Array, zeros: Array | None, bits: int) -> list[Constant]:

@@ -17,7 +17,7 @@ from relayc import te, topi
 from relayc.relay.expr import Call, Expr, TupleGetItem, const
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relayc.relay.op.broadcast import bitwise_and, bitwise_or, left_shift
-from relayc.relay.op.common import Array, require, require_float, require_same_dtype
+from relayc.relay.op.common import Array, require, require_float, require_same_dtype, static_shape
 from relayc.relay.op.elementwise import cast
 from relayc.relay.op.indexing import take
 from relayc.relay.op.nn.pad import pad
@@ -58,7 +58,7 @@ def _parts(activation: Activation) -> tuple[str, tuple[float, ...]]:
 
 def states_stay_small(activations: Sequence[Activation]) -> bool:
     """Are the states of an LSTM with these activations at most 1: act(o) act(c')?"""
-    return all(_parts(activations[n])[0] in _AT_MOST_1 for n in (0, -1))
+    return all(_parts(activation)[0] in _AT_MOST_1 for activation in (*activations[:1], *activations[-1:]))
 
 
 def _is_known(activation: Activation) -> bool:
@@ -317,7 +317,7 @@ class RNN(_Recurrent):
 
 def pack_recurrence(weight: Expr, gates: int) -> Expr:
     """Weights (D, G * H, H) packed (D, ceil(H / NR), G, H, NR) for the recurrences; constant weights fold."""
-    directions, _, hidden = weight.tensor_type.static_shape
+    directions, _, hidden = static_shape(weight, 3)
     lanes = _BLOCK // 2 if 0 < hidden % _BLOCK <= _BLOCK // 2 else _BLOCK
     blocks = -(-hidden // lanes)
     rows = reshape(weight, (directions, gates, hidden, hidden))
@@ -330,7 +330,7 @@ def pack_quantized(weight: Expr, gates: int) -> Expr:
 
     Units k and k + NR / 2 of a block of the state stand in lower and upper bytes; K is half of all blocks' units.
     """
-    directions, _, hidden = weight.tensor_type.static_shape
+    directions, _, hidden = static_shape(weight, 3)
     blocks, half = -(-hidden // _BLOCK), _BLOCK // 2
     missing = blocks * _BLOCK - hidden
     rows = reshape(cast(weight, "int16"), (directions, gates, hidden, hidden))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
+from relayc.relay.op.common import static_shape
 from relayc.relay.op.transform import reshape, transpose
 
 __all__ = ["depth_to_space", "space_to_depth"]
@@ -15,10 +16,10 @@ def depth_to_space(data: Expr, block_size: int, mode: str = "DCR") -> Call:
     `mode`: "DCR" takes the block's position from the outer part of the channels, "CRD" from the inner one.
     Raises TypeInferenceError when the channels do not divide, or for another mode.
     """
-    n, c, h, w = data.tensor_type.static_shape
+    n, c, h, w = static_shape(data, 4)
     b = block_size
     if b < 1 or c % (b * b) or mode not in ("DCR", "CRD"):
-        raise TypeInferenceError(f"depth_to_space: {c} channels, block_size {b}, mode {mode!r}; expected channels that "
+        raise TypeInferenceError(f"{c} channels, block_size {b}, mode {mode!r}; expected channels that "
                                  "are a multiple of block_size squared, and mode DCR or CRD")  # fmt: skip
     out = c // (b * b)
     split = (n, b, b, out, h, w) if mode == "DCR" else (n, out, b, b, h, w)
@@ -31,9 +32,9 @@ def space_to_depth(data: Expr, block_size: int) -> Call:
 
     Raises TypeInferenceError when height or width do not divide.
     """
-    n, c, h, w = data.tensor_type.static_shape
+    n, c, h, w = static_shape(data, 4)
     b = block_size
     if b < 1 or h % b or w % b:
-        raise TypeInferenceError(f"space_to_depth: an image of {h} x {w} does not divide into blocks of {b}")
+        raise TypeInferenceError(f"an image of {h} x {w} does not divide into blocks of {b}")
     blocks = transpose(reshape(data, (n, c, h // b, b, w // b, b)), (0, 3, 5, 1, 2, 4))
     return reshape(blocks, (n, c * b * b, h // b, w // b))

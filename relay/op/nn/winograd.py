@@ -113,7 +113,8 @@ class Conv2DNHWCWinograd(_Winograd):
     tiles_pixels = True
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        return TensorType((data.shape[0], *self._plane(data, weight)), data.dtype)
+        plane = self._plane(data, weight)
+        return TensorType((data.shape[0], *plane), data.dtype)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv_winograd(
