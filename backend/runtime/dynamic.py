@@ -166,21 +166,24 @@ class DynamicRunner:
         for index in self._dropped_values:
             self._values.pop(index, None)
 
-    def run_arrays(self, arrays: list[Any]) -> bool:
-        """Run on numpy arrays, one for each input; false, and nothing is done, where they can't be read in place."""
+    def run_arrays(self, arrays: list[Any], inherited: Mapping[str, int]) -> bool:
+        """Run on numpy arrays, one for each input; false, and nothing is done, where they can't be read in place.
+
+        `inherited` are the lengths of KV caches.
+        """
         plan = self._plan
         if plan is None or not plan.takes_arrays:
             return False
-        self._begin({})
+        self._begin(inherited)
         if self._inputs:
             self.release()
-        at = plan.call_with_arrays(arrays)
+        at = plan.call_with_arrays(arrays, inherited)
         if at is None:
             return False
         self._unread = 0, at
         if at != plan.end:
             self._context.check()
-            self._inputs, self._inherited = [wrap_numpy(values) for values in arrays], None
+            self._inputs, self._inherited = [wrap_numpy(values) for values in arrays], inherited
             try:
                 self._do_rest(plan, at)
             finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from relayc.backend.runtime.graph_executor import GraphModule
 
@@ -17,8 +19,16 @@ class ExecutorPool:
     """
 
     def __init__(self, first: GraphModule) -> None:
-        # each use of the list or the set is one operation, which is atomic
-        self._first, self._idle, self._busy = first, [first], set[GraphModule]()
+        # each use of a list is one operation, which is atomic
+        self._all, self._idle = [first], [first]
+
+    def infer_in_place(self, inputs: Mapping[str, Any], outputs: Sequence[int | str] | None = None) -> list[Any] | None:
+        """`GraphModule.infer_in_place` of an executor that no other thread uses."""
+        executor = self._take()
+        try:
+            return executor.infer_in_place(inputs, outputs)
+        finally:
+            self._idle.append(executor)
 
     def borrowed(self) -> AbstractContextManager[GraphModule]:
         """A context with an executor that no other thread uses until it ends."""
@@ -26,19 +36,15 @@ class ExecutorPool:
 
     def _take(self) -> GraphModule:
         try:
-            executor = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
-            executor = self._first.clone()
-        self._busy.add(executor)
-        return executor
-
-    def _take_back(self, executor: GraphModule) -> None:
-        self._busy.discard(executor)
-        self._idle.append(executor)
+            executor = self._all[0].clone()
+            self._all.append(executor)
+            return executor
 
     def cancel(self) -> None:
         """End the runs in progress: they raise `RunCancelledError`."""
-        for executor in self._busy.copy():
+        for executor in self._all.copy():
             executor.cancel()
 
 
@@ -55,4 +61,4 @@ class _Loan:
         return self._executor
 
     def __exit__(self, *_: object) -> None:
-        self._pool._take_back(self._executor)
+        self._pool._idle.append(self._executor)

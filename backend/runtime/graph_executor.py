@@ -110,10 +110,12 @@ class GraphModule:
         sequences = {position for position, index in enumerate(graph.outputs) if graph.tensors[index].is_sequence}
         self._decoded = self._inputs.strings.outputs | graph.maps.keys() | sequences
         """outputs, by position, that are no arrays to users"""
-        names = [graph.tensors[index].name for index in graph.inputs]
-        in_place = graph.keeps_no_inputs and not graph.caches and where.api.host_accessible
+        self._may_borrow = graph.keeps_no_inputs and where.api.host_accessible
+        """may runs read the memory of callers?"""
+        names = [tensor.name for tensor, _ in self._inputs.passed()]
+        in_place = self._may_borrow and not (graph.caches and graph.variants)
         self._array_names = names if in_place and len({*names}) == len(names) else None
-        """the inputs in order, if compiled code can read numpy arrays in place"""
+        """the inputs that users pass, in order, if compiled code can read numpy arrays in place"""
         self._static: StaticRunner | None = None
         self._dynamic: DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
@@ -570,10 +572,22 @@ class GraphModule:
             arrays = [inputs[name] for name in names]
         except KeyError:
             return False
+        if self._graph.caches:
+            return self._run_with_caches(arrays)
         if not self._run(arrays):
             return False
         if self._inputs.are_set:
             self._drop(range(len(names)))
+        return True
+
+    def _run_with_caches(self, arrays: list[Any]) -> bool:
+        """Run on numpy arrays and the KV caches; false, and nothing is done, where they can't be read in place."""
+        inputs = self._inputs.with_caches(arrays)
+        if inputs is None or not self._run(inputs):
+            return False
+        self._inputs.caches.keep()
+        if self._inputs.are_set:
+            self._drop(range(len(inputs)))
         return True
 
     def _takes_arrays(self, arrays: list[Any]) -> bool:
@@ -583,14 +597,14 @@ class GraphModule:
         self._special = None if chosen is self else chosen
         self._context.refresh()
         try:
-            return runner is not None and runner.run_arrays(arrays)
+            return runner is not None and runner.run_arrays(arrays, self._inputs.kept_sizes)
         except SizeMismatchError:  # another specialisation may take these sizes
             return False
 
     def _run_on_inputs(self, inputs: Mapping[str, Any]) -> list[int]:
         """Run on values that are set or, large ones if possible, read in place; returns the positions of these."""
         borrowed: list[int] = []
-        may_borrow = self._graph.keeps_no_inputs and self.device.api.host_accessible and not self._output_memory
+        may_borrow = self._may_borrow and not self._output_memory
         try:
             for name, value in inputs.items():
                 position = self._inputs.borrow(name, value) if may_borrow else None

@@ -41,6 +41,8 @@ class InputPorts:
         self._positions = {tensor.name: position for position, tensor in enumerate(self._tensors)}
         self.strings = StringPorts(graph)
         self.caches = KVCaches(graph, where)
+        self._passed = [i for i in range(len(self._tensors)) if i not in self.caches]
+        """the inputs that users pass"""
         self.kept_sizes: dict[str, int] = {}
         """the sizes of the KV caches"""
         self.moved: set[int] = set()
@@ -81,7 +83,7 @@ class InputPorts:
 
     def passed(self) -> list[tuple[GraphTensor, str]]:
         """The inputs that users pass (all but KV caches), with their element types."""
-        inputs = [(i, tensor) for i, tensor in enumerate(self._tensors) if i not in self.caches]
+        inputs = [(i, self._tensors[i]) for i in self._passed]
         return [(tensor, "string" if i in self.strings.inputs else tensor.dtype) for i, tensor in inputs]
 
     def signature(self) -> str:
@@ -210,6 +212,22 @@ class InputPorts:
                 self._copy(position, numbers)
         if self.caches:
             self.kept_sizes = self.caches.lay_out(self._values)
+            self._values.update(self.caches.arrays)
+
+    def with_caches(self, arrays: list[Any]) -> list[Any] | None:
+        """Arrays for all inputs, of those that users pass and the caches; None if one is no array of the input's rank.
+
+        Raises `ArgumentError` when they contradict the shapes of the caches.
+        """
+        for position, value in zip(self._passed, arrays, strict=True):
+            if type(value) is not np.ndarray or value.ndim != len(self._tensors[position].shape):
+                return None
+        passed = dict(zip(self._passed, arrays, strict=True))
+        self.kept_sizes = self.caches.lay_out(passed)
+        found = self.caches.views.copy()
+        for position, value in passed.items():
+            found[position] = value
+        return found
 
     @property
     def values(self) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,19 +31,23 @@ class KVCaches:
     def __init__(self, graph: Graph, where: Device) -> None:
         self._graph, self._device = graph, where
         self._caches = {cache.position: cache for cache in graph.caches}
-        self._arrays: dict[int, NDArray] = {}
+        self.arrays: dict[int, NDArray] = {}
+        """what holds each cache, by position, once it is laid out"""
+        self._views: list[npt.NDArray[Any] | None] = []
         self._lengths = sorted({cache.length for cache in graph.caches})
         self._added_sizes = list(dict.fromkeys(cache.added for cache in graph.caches))
-        shapes = [graph.tensors[graph.inputs[cache.position]].shape for cache in graph.caches]
-        self._variables = sorted({name for shape in shapes for d in shape for name in variables(d)})
-        wanted = {*self._variables, *[name for size in self._added_sizes for name in variables(size)]}
+        shapes = [(cache.axis, graph.tensors[graph.inputs[cache.position]].shape) for cache in graph.caches]
+        others = [size for at, shape in shapes for axis, size in enumerate(shape) if axis != at]
+        wanted = {name for size in (*self._added_sizes, *others) for name in variables(size)}
         self._sources = [(d, position, axis) for position, index in enumerate(graph.inputs)
                          for axis, d in enumerate(graph.tensors[index].shape)
                          if position not in self._caches and isinstance(d, str) and d in wanted]  # fmt: skip
         """size variables with an axis of another input that binds them"""
-        self._laid_out: list[int | None] | None = None
-        """the capacity and the sizes of the arrays"""
-        self._room = self._added = self._reserved = 0
+        self._is_steady = wanted.isdisjoint(self._lengths)
+        """do runs on inputs of the same sizes need caches of the same sizes?"""
+        self._bound: dict[str, int] | None = None
+        """the sizes of inputs that the arrays have room for, `_step` rows at a time"""
+        self._room = self._step = self._added = self._reserved = 0
         self.length = 0
 
     def __contains__(self, position: int) -> bool:
@@ -57,29 +61,43 @@ class KVCaches:
         """The names of the caches."""
         return [self._name(position) for position in self._caches]
 
-    def lay_out(self, inputs: MutableMapping[int, Value]) -> dict[str, int]:
-        """Insert the caches into the inputs of the next run; returns their length variables.
+    def lay_out(self, inputs: Mapping[int, Value | npt.NDArray[Any]]) -> dict[str, int]:
+        """Make room for the rows that a run on the other inputs appends; returns the caches' length variables.
 
         Raises `ArgumentError` when the other inputs contradict the shapes of the caches.
         """
         lengths = dict.fromkeys(self._lengths, self.length)
-        sizes = {name: _shape_of(inputs[position])[axis] for name, position, axis in self._sources} | lengths
+        bound = {name: _shape_of(inputs[position])[axis] for name, position, axis in self._sources}
+        if bound != self._bound or self.length + self._step > self._room:
+            self._make_room(bound, lengths)
+        self._added = self._step
+        return lengths
+
+    def _make_room(self, bound: dict[str, int], lengths: dict[str, int]) -> None:
+        """Make room for a run on inputs of other sizes than the last run's, or on more rows."""
+        self._bound, sizes = None, bound | lengths
         added = {evaluate(size, sizes) for size in self._added_sizes}
         if len(added) > 1:
             raise ArgumentError(f"model {self._graph.name!r} adds {sorted(added)} rows to its caches, not one number")
-        self._added = added.pop() if added else 0
-        needed = self.length + self._added
+        self._step = added.pop() if added else 0
+        needed = self.length + self._step
         if needed > self._room:
             self._room = needed + needed // _GROWTH if needed > self._reserved else self._reserved
-        wanted = [self._room, *[sizes.get(name) for name in self._variables]]
-        if wanted != self._laid_out:
-            for position, cache in self._caches.items():
-                shape = self._shape(cache, sizes)
-                if position not in self._arrays or self._arrays[position].shape != shape:
-                    self._arrays[position] = self._moved(cache, shape)
-            self._laid_out = wanted
-        inputs.update(self._arrays)
-        return lengths
+        for position, cache in self._caches.items():
+            shape = self._shape(cache, sizes)
+            if position not in self.arrays or self.arrays[position].shape != shape:
+                self.arrays[position] = self._moved(cache, shape)
+        self._views = []
+        if self._is_steady:
+            self._bound = bound
+
+    @property
+    def views(self) -> list[npt.NDArray[Any] | None]:
+        """For each input of the graph the cache in the host's memory as numpy; None for other inputs."""
+        if not self._views:
+            arrays = [self.arrays.get(position) for position in range(len(self._graph.inputs))]
+            self._views = [None if held is None else np.asarray(held, copy=False) for held in arrays]
+        return self._views
 
     def keep(self) -> None:
         """Commit the rows that the last run appended."""
@@ -95,7 +113,7 @@ class KVCaches:
     def values(self) -> dict[str, npt.NDArray[Any]]:
         """A copy of the rows of each cache by name; empty where nothing has run."""
         found: dict[str, npt.NDArray[Any]] = {}
-        for position, held in self._arrays.items():
+        for position, held in self.arrays.items():
             found[self._name(position)] = _seen(held)[self._rows(self._caches[position])].copy()
         return found
 
@@ -124,7 +142,7 @@ class KVCaches:
         if len(lengths) > 1:
             raise ArgumentError(f"caches of {sorted(lengths)} rows; expected one number for all")
         self.length = self._room = lengths.pop() if lengths else 0
-        self._arrays, self._laid_out = arrays, None
+        self.arrays, self._bound = arrays, None
 
     def truncate(self, length: int) -> None:
         """Keep only the first `length` rows."""
@@ -134,8 +152,8 @@ class KVCaches:
 
     def reorder(self, entries: Sequence[int]) -> None:
         """Make entry i of the batch what entry `entries[i]` was; an entry may be repeated or dropped."""
-        chosen, self._laid_out = np.array(entries, np.intp), None
-        for position, before in self._arrays.items():
+        chosen, self._bound = np.array(entries, np.intp), None
+        for position, before in self.arrays.items():
             cache, axis = self._caches[position], _entries_axis(before.shape)
             if cache.axis == axis or chosen.ndim != 1 or not ((chosen >= 0) & (chosen < before.shape[axis])).all():
                 raise ArgumentError(
@@ -144,7 +162,7 @@ class KVCaches:
                 )
             shape = (*before.shape[:axis], len(chosen), *before.shape[axis + 1 :])
             rows = _seen(before)[self._rows(cache)].take(chosen, axis)
-            self._arrays[position] = self._filled(cache, shape, before.dtype, rows)
+            self.arrays[position] = self._filled(cache, shape, before.dtype, rows)
 
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
         dims: Sequence[Size] = self._graph.tensors[self._graph.inputs[cache.position]].shape
@@ -155,7 +173,7 @@ class KVCaches:
         tensor = self._graph.tensors[self._graph.inputs[cache.position]]
         if not self.length:
             return self._filled(cache, shape, tensor.dtype, None)
-        before = self._arrays[cache.position]
+        before = self.arrays[cache.position]
         others = [tuple(np.delete(size, cache.axis)) for size in (before.shape, shape)]
         if others[0] != others[1]:
             raise ArgumentError(
@@ -190,8 +208,8 @@ def _entries_axis(shape: tuple[int, ...]) -> int:
     return 1 if len(shape) == 5 and shape[0] == 2 else 0
 
 
-def _shape_of(value: Value) -> tuple[int, ...]:
-    assert isinstance(value, NDArray), "a sequence binds no size"
+def _shape_of(value: Value | npt.NDArray[Any]) -> tuple[int, ...]:
+    assert isinstance(value, NDArray | np.ndarray), "a sequence binds no size"
     return value.shape
 
 

@@ -49,7 +49,7 @@ class NativePlan:
         self._stacks: dict[int, NDArray | None] = {}
         """what sequences lie in, which may drop it themselves"""
         owners = [(i, frame.buffers[i] + 1) for stage in frame.stages.values() for i in stage.owners]
-        self.takes_arrays = not frame.around and all(self.is_compiled)
+        self.takes_arrays = all(self.is_compiled)
         """can it be called with arrays?"""
         self.buffer_shapes = {i: self.words[k : k + len(frame.graph.tensors[i].shape)] for i, k in owners}
         """the words of the shape of the tensor in each buffer"""
@@ -58,7 +58,7 @@ class NativePlan:
 
     def begin(self, inputs: Sequence[Value], around: Mapping[str, int]) -> bool:
         """Set the inputs and the sizes that are known before; false if the executor has to bind the sizes itself."""
-        words, passed, fits = self.words, self._passed, True
+        words, passed = self.words, self._passed
         for position, value in enumerate(inputs):
             if value is passed[position]:
                 continue
@@ -75,10 +75,15 @@ class NativePlan:
             else:
                 self._set_sequence(position, value)
             passed[position] = value
+        return not self._around or self._set_sizes(around)
+
+    def _set_sizes(self, around: Mapping[str, int]) -> bool:
+        """Set the sizes that are known before; false if one is missing."""
+        fits = True
         for name, word in self._around:
             size = around.get(name)
             fits = fits and size is not None
-            words[word] = 0 if size is None else size
+            self.words[word] = 0 if size is None else size
         return fits
 
     def _set_sequence(self, position: int, value: ArraySequence) -> None:
@@ -110,13 +115,17 @@ class NativePlan:
         self._entry(*self._arguments)
         return self.words[self._at]
 
-    def call_with_arrays(self, arrays: list[Any]) -> int | None:
-        """Run pieces from the first one on with numpy arrays as inputs; returns the first that is left.
+    def call_with_arrays(self, arrays: list[Any], around: Mapping[str, int]) -> int | None:
+        """Run pieces from the first one on with numpy arrays as inputs, and the sizes that are known before; returns
+        the first that is left.
 
         None, and nothing is done, where the arrays can't be read in place.
         """
-        self.words[self._at] = 0
-        return self.words[self._at] if self._array_call(arrays) else None
+        words, at = self.words, self._at
+        words[at] = 0
+        if self._around and not self._set_sizes(around):
+            return None
+        return words[at] if self._array_call(arrays) else None
 
     @cached_property
     def _array_call(self) -> ArrayCall:

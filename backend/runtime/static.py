@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,9 @@ class StaticRunner:
             self._moved("input", self._inputs.moved.pop())
         self.runner()
 
-    def run_arrays(self, arrays: list[Any]) -> bool:
+    def run_arrays(self, arrays: list[Any], inherited: Mapping[str, int]) -> bool:
         """Run all nodes on numpy arrays, one for each input; false, and nothing is done, where they can't be read in
-        place."""
+        place. A static graph has no sizes to inherit."""
         self._renew_outputs()
         return isinstance(self.runner, EntryRunner) and self.runner.call_with_arrays(arrays)
 

@@ -164,7 +164,7 @@ class Decoder:
     # -- inputs
 
     def _feed(self, tokens: Tokens, first: int, ports: DecoderPorts) -> dict[str, Array]:
-        """The inputs of a step whose tokens begin at position `first`."""
+        """The inputs of a step whose tokens begin at position `first`: dense arrays, which are read in place."""
         last = first + tokens.shape[1]
         if last > self._mask.shape[1]:
             self._set_mask(doubled(self._mask, last, 1))
@@ -180,7 +180,7 @@ class Decoder:
         feed: dict[str, Array] = {}
         for role, port in ports.inputs.items():
             if role in by_role:
-                value = by_role[role].astype(to_numpy(port.dtype), copy=False)
+                value = np.asarray(by_role[role], to_numpy(port.dtype), order="C")
                 feed[port.name] = value if value.ndim else np.full((1,) * len(port.shape), value)
         return feed
 

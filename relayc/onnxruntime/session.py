@@ -219,17 +219,16 @@ class InferenceSession:
         """
         names = self._output_names if not output_names else self._wanted(output_names)
         if run_options is None and timeout is None and self._in_place is not None and type(input_feed) is dict:
-            results = self._run_in_place(self._in_place, names, input_feed)
+            try:
+                results = self._in_place.infer_in_place(input_feed, None if names is self._output_names else names)
+            except RelaycError:
+                with self._reported:
+                    raise
             if results is not None:
                 return results
         feed, pool = self._accepted(input_feed)
         with pool.borrowed() as executor:
             return self._run(executor, names, feed, run_options, timeout)
-
-    def _run_in_place(self, pool: ExecutorPool, names: Sequence[str], feed: Mapping[str, Any]) -> list[Any] | None:
-        """The outputs for arrays that compiled code accepts and reads in place; None for others."""
-        with self._reported, pool.borrowed() as executor:
-            return executor.infer_in_place(feed, None if names is self._output_names else names)
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         if isinstance(names, str):

@@ -335,7 +335,7 @@ def test_an_endless_run_is_ended(endless: bytes, way: str) -> None:
             session.run(None, forever, timeout=0.05)
     else:
         future = session.submit(None, forever, options)
-        while not session._executors.only()._busy:
+        while session._executors.only()._idle:
             time.sleep(0.001)
         time.sleep(0.05)
         if way == "cancel":

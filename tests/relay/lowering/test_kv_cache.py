@@ -43,8 +43,8 @@ def decoder(length: Dim | None = None, batch: Dim = 1, reads: bool = False) -> I
     return IRModule({"main": main}, {"output_names": ["y", "key", "value"]})
 
 
-def executor() -> graph_executor.GraphModule:
-    lib = relay.build(decoder(), "llvm -num-cores=1", caches=CACHES)
+def executor(batch: Dim = 1) -> graph_executor.GraphModule:
+    lib = relay.build(decoder(batch=batch), "llvm -num-cores=1", caches=CACHES)
     return graph_executor.GraphModule(lib["default"](device("cpu", 0)))
 
 
@@ -70,6 +70,33 @@ def test_runs_append_to_the_cache():
         module.run(x=x)
         assert module.cache_length == seen.shape[1]
         np.testing.assert_allclose(module.get_output("y").numpy(), expected(seen, new), rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_are_read_in_place_beside_the_caches():
+    module, seen = executor(2), np.zeros((2, 0, HEADS * SIZE), "float32")
+    calls = (
+        lambda x: module.infer_in_place({"x": x})[0],
+        lambda x: module.infer({"x": x.tolist()})[0],
+        lambda x: (module.run(x=x), module.get_output("y").numpy())[1],
+        lambda x: module.infer_in_place({"x": x}, ["y"])[0],
+    )
+    for step, new in enumerate((5, 1, 1, 3, 1, 1, 40, 40, 1, 1, 1, 1)):
+        if step == 6:
+            module.truncate_caches(4)
+            module.reorder_caches([1, 0])
+            seen = seen[::-1, :4]
+        x = positions(new, 2)
+        seen = np.concatenate([seen, x], axis=1)
+        np.testing.assert_allclose(calls[step % 4](x), expected(seen, new), rtol=1e-5, atol=1e-6)
+        assert module.cache_length == seen.shape[1]
+
+
+@pytest.mark.parametrize("wrong", [positions(1)[0], positions(1).astype("float64"), positions(4)[:, ::2], [[[0.0]]]])
+def test_arrays_that_are_not_read_in_place_leave_the_caches(wrong):
+    module = executor()
+    module.infer({"x": positions(3)})
+    assert module.infer_in_place({"x": wrong}) is None
+    assert module.cache_length == 3
 
 
 def test_pairs_are_found():
