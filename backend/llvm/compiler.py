@@ -51,7 +51,10 @@ class Compiler:
 
     def _instructions(self) -> Instructions:
         features = self.target.features
-        return Instructions(self.target.has_fma, lookups={"avx2", "fma"} <= features, scaling="avx512dq" in features)
+        return Instructions(
+            self.target.has_fma, lookups={"avx2", "fma"} <= features, wide_lookups="avx512dq" in features,
+            scaling="avx512dq" in features,
+        )  # fmt: skip
 
     def _code_machine(self) -> Machine:
         features, caches = self.target.features, self.target.cache_bytes

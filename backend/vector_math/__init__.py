@@ -27,7 +27,8 @@ multiply-adds some functions have the slow path only.
 Where a vector permutation can look up words in a register, intervals are divided into eight (Tang, "Table-driven
 implementation of the exponential function in IEEE floating-point arithmetic", 1989, and "... of the logarithm function
 ...", 1990): those of exp_nonpositive (the hot function of softmax, attention and sigmoid), of natural logarithms and of
-pow. This halves the number of polynomial terms.
+pow; in float64 those of natural logarithms and of erf, which then need no division. This halves the number of
+polynomial terms.
 
 The remaining functions of float64 call the C library. 16-bit floats are
 computed in float32. Results rounded to 16 bits, possibly after multiplications and divisions, have a relative error of

@@ -77,12 +77,14 @@ class Instructions:
     """Instructions of a target that expansions depend on.
 
     `fused`: `fma` rounds once, so it recovers rounding errors of products. `lookups`: vectors of a multiple of 8 words
-    have an instruction that looks up each lane in a table of 8 words. `scaling`: vectors of a multiple of 16 words have
+    have an instruction that looks up each lane in a table of 8 words, `wide_lookups`: those of 8 words of 64 bits.
+    `scaling`: vectors of a multiple of 16 words have
     the instructions "fraction" and "scale_by_power".
     """
 
     fused: bool = False
     lookups: bool = False
+    wide_lookups: bool = False
     scaling: bool = False
 
 
@@ -188,13 +190,13 @@ class Builder:
         is_below = likely(highest < scalar.rank(scalar.const(limit), above))
         return Call(then.dtype, "if_then_else", (is_below, then, otherwise))
 
-    def polynomial(self, x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
+    def polynomial(self, x: PrimExpr, coefficients: Sequence[PrimExpr | float]) -> PrimExpr:
         """c0 + c1 x + c2 x^2 + ..., by Estrin's scheme.
 
         Horner's rule is a chain of dependent multiply-adds; for a vector its latency is so long that the dependent
         instructions fill the processor's scheduler before the next vectors start.
         """
-        return self._estrin(x, [self.const(c) for c in coefficients])
+        return self._estrin(x, [c if isinstance(c, PrimExpr) else self.const(c) for c in coefficients])
 
     def _estrin(self, x: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
         if len(terms) <= 3:
@@ -256,6 +258,10 @@ class Builder:
         """Is `lookup` a single instruction for values of this type?"""
         return self.has.lookups and self.of.bits == 32 and self.of.lanes % 8 == 0
 
+    def has_wide_lookup(self) -> bool:
+        """Is `lookup` a single instruction for values of this type, which has 64 bits?"""
+        return self.has.wide_lookups and self.of.bits == 64 and self.of.lanes % 8 == 0
+
     def has_scaling(self) -> bool:
         """Are "fraction" and "scale_by_power" single instructions for values of this type?"""
         return self.has.scaling and self.of.bits == 32 and self.of.lanes % 16 == 0
@@ -265,8 +271,9 @@ class Builder:
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
     def lookup_float(self, index: PrimExpr, values: Sequence[float]) -> PrimExpr:
-        """Look up each lane in a table of 8 float32 values, indexed by the last three bits of `index`."""
-        return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in values]))
+        """Look up each lane in a table of 8 values, indexed by the last three bits of `index`."""
+        words = np.array(values, f"f{self.of.bits // 8}").view(f"i{self.of.bits // 8}")
+        return self.from_bits(self.lookup(index, words.tolist()))
 
     def power_of_two_fraction(self, t: PrimExpr, parts: int) -> PrimExpr:
         """2^(n/parts) in float32 with n in the low bits of t, for 4 or 8 parts; requires `has_lookup`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from relayc.backend.vector_math.builder import Builder
@@ -21,21 +21,25 @@ _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.196937
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
 # (log(1 + f) - f) / f^2 on [-0.056, 0.065]
 _LOG_OF_PIECE = (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 0.19716960191726685)
+_LOG_OF_PIECE64 = (-0.5000000000000001, 0.3333333333333217, -0.2499999999989931, 0.2000000000510452,
+                   -0.16666666900120558, 0.14285708377042555, -0.124998055869466, 0.11113571209670917,
+                   -0.10067524215006966, 0.08776965954752619)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """A table of eight intervals of the mantissas from `start` to 2 `start`: 1/16 long below the one around 1, 1/8
-    above. Mantissas in an interval are close to 1 / inverse, whose logarithm is `logs`.
+    above. Mantissas in an interval are close to 1 / inverse, whose logarithm is the sum of `logs` and `rests`.
 
-    The inverses are chosen so that logarithms have 16 bits: adding them to a low-precision value is exact. In the
-    neighbours of the interval around 1, the terms added to them are small: rounding errors there would be large
-    relative to a logarithm close to 0.
+    The logs have few bits, so that adding them to a multiple of ln(2) is exact; the inverses of float32 are chosen so
+    that nothing is left. In the neighbours of the interval around 1, the terms added to them are small: rounding errors
+    there would be large relative to a logarithm close to 0.
     """
 
     start: float
     inverses: tuple[float, ...]
     logs: tuple[float, ...]
+    rests: tuple[float, ...] = ()
 
 
 _NATURAL = Pieces(
@@ -43,6 +47,14 @@ _NATURAL = Pieces(
     (1.333566665649414, 1.2237682342529297, 1.1325607299804688, 1.0434434413909912, 1.0, 0.8867082595825195,
      0.7998161315917969, 0.7224082946777344),
     tuple([n / 2.0**16 for n in (-18865, -13234, -8158, -2787, 0, 7880, 14639, 21310)]),
+)  # fmt: skip
+_NATURAL64 = Pieces(
+    0.72,
+    (1.333984375, 1.224609375, 1.1328125, 1.04296875, 1.0, 0.88671875, 0.80078125, 0.72265625),
+    tuple([n / 2.0**40 for n in (-316846523646, -222785152237, -137112924636, -46257788900, 0, 132191453962,
+                                 244275711456, 357145147485)]),
+    (-7.445357054751763e-14, -1.8617942194902064e-13, 7.556920687451337e-14, -4.0648421088095284e-13, 0.0,
+     6.083738419972574e-14, 1.0970699320566433e-13, -2.8089014148582744e-13),
 )  # fmt: skip
 _LARGE = 1e9
 """Above this argument, the inverse hyperbolic sine and cosine of x are log(2 x)."""
@@ -52,32 +64,48 @@ _LARGE = 1e9
 class Piece:
     """The interval of x = 2^n m; if it is the only one it has no `log`, and the inverse 1.
 
-    `exponent` is n in the exponent field, and `n` a float: n 2^23 in intervals with a `log`.
+    `exponent` is n in the exponent field, and `n` a float: in intervals with a `log`, and what is left of it, times one
+    unit of the exponent field.
     """
 
     exponent: PrimExpr
     n: PrimExpr
     m: PrimExpr
     inverse: PrimExpr
-    log: PrimExpr | None
+    log: PrimExpr | None = None
+    rest: PrimExpr | None = None
 
     def fraction(self, b: Builder) -> Var:
         """The reduced argument f, with m = (1 + f) / inverse."""
         return b.let(b.fma(self.m, self.inverse, -1.0), "f")
 
+    def with_rounding(self, b: Builder) -> tuple[Var, Piece]:
+        """`fraction`, and the interval; if it has a `rest`, what the fraction's rounding error e adds is in that."""
+        if self.rest is None:
+            return self.fraction(b), self
+        product = b.let(self.m * self.inverse, "product")
+        f, e = b.let(product - b.const(1.0), "f"), b.let(b.fma(self.m, self.inverse, -product), "e")
+        return f, replace(self, rest=b.fma(-e, f, self.rest + e))  # log(1 + f + e) - log(1 + f), about e (1 - f)
+
 
 def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
-    """The interval of a positive normal x if `pieces` is a table (requires `b.has_lookup()`), else the only one."""
+    """The interval of a positive normal x if `pieces` is a table (see `natural_pieces`), else the only one."""
     if pieces is None:
         n, m = b.split_exponent(x)
-        return Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0), None)
+        return Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0))
     exponent, m, index = b.split_eighths(x, pieces.start)
     inverse, log = b.lookup_float(index, pieces.inverses), b.lookup_float(index, pieces.logs)
-    return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
+    rest = b.lookup_float(index, pieces.rests) if pieces.rests else None
+    return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log, rest)
 
 
-_LogOfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
-"""Logarithm of x from the (n, f, log) of its interval."""
+def natural_pieces(b: Builder) -> Pieces | None:
+    """The table of natural logarithms, if the target has an instruction that looks up in it."""
+    return _NATURAL if b.has_lookup() else _NATURAL64 if b.has_wide_lookup() else None
+
+
+_LogOfReduced = Callable[[Builder, PrimExpr, Var, Piece | None], PrimExpr]
+"""Logarithm of x from n, f, and the interval if there are several."""
 
 
 def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfReduced, pieces: Pieces | None = None) -> PrimExpr:
@@ -85,8 +113,8 @@ def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfReduced, pieces
 
     Vectors with a zero, denormal, negative, infinite or NaN lane take a separate path, twice as long.
     """
-    at = piece(b, x, pieces if b.has_lookup() else None)
-    result = b.let(function(b, at.n, at.fraction(b), at.log), "result")
+    f, at = piece(b, x, pieces).with_rounding(b)
+    result = b.let(function(b, at.n, f, at), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
     return b.likely_branch(rank, math.inf, result, rare.close(_log_of_any(rare, x, function)), above=least)
@@ -119,20 +147,23 @@ def _tail(b: Builder, f: Var) -> PrimExpr:
     return s * (half_square + rest) - half_square
 
 
-def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
-    """n ln(2) + log + log(1 + f)"""
+def _natural(b: Builder, n: PrimExpr, f: Var, at: Piece | None) -> PrimExpr:
+    """n ln(2) + log(1 + f), and the logarithm of the interval if there are several."""
     high, low = b.format.ln2_high, b.format.ln2_low
     square = b.let(f * f, "square")
-    if log is not None:
-        small = b.fma(n, low * b.format.unit, f)
-        return b.fma(n, high * b.format.unit, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
+    if at is not None and at.log is not None:
+        whole = b.fma(n, high * b.format.unit, at.log)
+        if at.rest is None:
+            return whole + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, b.fma(n, low * b.format.unit, f))
+        small = b.fma(n, low * b.format.unit, at.rest)
+        return whole + (f + b.fma(b.polynomial(f, _LOG_OF_PIECE64), square, small))
     if b.of.bits == 32:
         rest = b.fma(square, -0.5, n * b.const(low))  # independent of the polynomial, so computed in parallel with it
         return b.fma(n, high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
     return b.fma(n, high, f + b.fma(n, low, _tail(b, f)))
 
 
-def _in_base(b: Builder, n: PrimExpr, f: Var, _: PrimExpr | None, base: float) -> PrimExpr:
+def _in_base(b: Builder, n: PrimExpr, f: Var, _: Piece | None, base: float) -> PrimExpr:
     # 1/ln(base) in two parts, the first with few bits, so that its product with a rounded f is exact.
     whole = 1 / math.log(base)
     high = _truncated(whole, 8 if b.of.bits == 32 else 20)
@@ -149,7 +180,7 @@ def _truncated(value: float, bits: int) -> float:
 
 
 def log(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _with_special_cases(b, x, _natural, _NATURAL)
+    return _with_special_cases(b, x, _natural, natural_pieces(b))
 
 
 def log2(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -164,10 +195,10 @@ def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
     """log(1 + x). With 1 + x = 2^n (1 + f) / c, f is computed as 2^-n c x + (2^-n c - 1) with one rounding, without the
     rounding error of 1 + x."""
     u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
-    at = piece(b, u, _NATURAL if b.has_lookup() else None)
+    at = piece(b, u, natural_pieces(b))
     scale = b.let(b.from_bits(b.bits(at.inverse) - at.exponent), "scale")
     f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
-    result = b.let(b.with_sign_of(_natural(b, at.n, f, at.log), x), "result")
+    result = b.let(b.with_sign_of(_natural(b, at.n, f, at), x), "result")
     rare = b.inner()
     return b.likely_branch(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
 

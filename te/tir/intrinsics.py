@@ -78,7 +78,8 @@ def _dot8(x: Any, y: Any, z: Any, w: Any) -> Any:
 
 
 def _lookup(index: Any, *values: Any) -> Any:
-    return np.asarray(values, np.int32)[np.asarray(index) & (len(values) - 1)]
+    of = np.asarray(index)
+    return np.asarray(values, of.dtype)[of & (len(values) - 1)]
 
 
 for _name, _reference in {
@@ -125,7 +126,7 @@ intrinsic("dot4", 2, _dot4,
 intrinsic("dot8", 4, _dot8,
           doc="(x, y, z, w): dot4(x, y) + dot4(z, w), whose halves add up to 16-bit sums")  # fmt: skip
 intrinsic("lookup", None, _lookup,
-          doc="(x, 4 or 8 constants), int32 lanes: the constant at index x modulo their number")  # fmt: skip
+          doc="(x, 4 or 8 constants), int32 or int64 lanes: the constant at index x modulo their number")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the bits as another type of equal width")

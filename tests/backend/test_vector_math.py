@@ -196,6 +196,23 @@ def test_logarithms_on_the_fast_path(op):
     check(op, run(op, 8, x), (x,), STATED[op, "float32"] + 0.1)
 
 
+@pytest.mark.parametrize("op", ["log", "log1p", "erf"])
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
+def test_float64_by_intervals(op, target):
+    """Vectors of positive values, close to 1, around the ends of intervals, and of both signs for erf."""
+    if "avx512" in target and "avx512f" not in Target("llvm").features:
+        pytest.skip("this processor does not have AVX-512")
+    if np.finfo(np.longdouble).nmant <= 52:
+        pytest.skip("needs a float type wider than float64 as reference")
+    random = np.random.default_rng(11)
+    ends = np.concatenate([0.72 + np.arange(6) / 16, 1.065 + np.arange(4) / 8, np.arange(9) * 0.75])
+    near = (ends[:, None] * (1 + np.arange(-64, 64) * 2.0**-50)).ravel()
+    x = np.concatenate([1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(1e-3, 8, COUNT), near[near > 0]])
+    x = np.concatenate([x, -x]) if op == "erf" else np.concatenate([x, x[x > 1.01] - 1]) if op == "log1p" else x
+    x = x[: len(x) // 16 * 16]
+    check(op, run(op, 16, x, target=target), (x,), STATED[op, "float64"])
+
+
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_pow_on_the_fast_path(target):
     """Vectors of positive bases and small exponents."""

@@ -9,7 +9,7 @@ from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available
 from relayc.backend.llvm.codegen.memory import load_elements
 from relayc.backend.llvm.codegen.permutes import PERMUTE, PERMUTE_WITHIN_128
-from relayc.backend.llvm.codegen.vectors import concatenate, extend, extract_part, legalize, shuffle, word_vector
+from relayc.backend.llvm.codegen.vectors import concatenate, extend, extract_part, legalize, shuffle
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
 from relayc.te.tir import Buffer, Call, Cast, PrimExpr, as_int
@@ -24,19 +24,21 @@ def emit_lookup(e: Emitter, call: Call) -> str:
     """Look up one of 4 or 8 constant words: permute a vector of them by the indices."""
     index, *constants = call.args
     table, lanes = [as_int(c) for c in constants], call.dtype.lanes
-    rows = available(PERMUTE_WITHIN_128 if len(table) == 4 else PERMUTE["i32"], e.machine)
+    element = f"i{call.dtype.bits}"
+    rows = available(PERMUTE_WITHIN_128 if len(table) == 4 else PERMUTE[element], e.machine)
     if not rows or lanes % min(rows):
         raise CompileError(f"no instruction looks up {lanes} words at once on this processor: {call}")
 
     def pick(width: int, at: str) -> str:
-        row, of = rows[width], word_vector(width)
-        (kind, _), words = row.intrinsics[0].operands, ", ".join([f"i32 {w}" for w in table * (width // len(table))])
+        row, of = rows[width], f"<{width} x {element}>"
+        words = ", ".join([f"{element} {word}" for word in table * (width // len(table))])
+        kind, _ = row.intrinsics[0].operands
         if kind == of:
             return row.emit(e.text, row, f"<{words}>", at)
         floats = e.text.pure(f"bitcast {of} <{words}> to {kind}")
         return e.text.pure(f"bitcast {kind} {row.emit(e.text, row, floats, at)} to {of}")
 
-    return legalize(e.text, lanes, rows, [e.value(index)], pick)
+    return legalize(e.text, lanes, rows, [e.value(index)], pick, element)
 
 
 def look_up_bytes(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:

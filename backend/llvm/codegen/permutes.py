@@ -10,13 +10,14 @@ __all__ = ["INSTRUCTIONS", "PERMUTE", "PERMUTE_WITHIN_128"]
 
 
 def _permute(text: FunctionText, row: Instruction, value: str, places: str) -> str:
-    """The lanes of `value` at the low bits of each int32 of `places`."""
+    """The lanes of `value` at the low bits of each integer of `places`."""
     return row.intrinsics[0].call(text, value, places)
 
 
 def _row(operator: str, element: str, kind: str, lanes: int, feature: str, name: str) -> Instruction:
     vector = f"<{lanes} x {kind}>"
-    intrinsic = LLVMIntrinsic(f"x86.{name}", vector, (vector, word_vector(lanes)))
+    places = "<8 x i64>" if kind == "i64" else word_vector(lanes)
+    intrinsic = LLVMIntrinsic(f"x86.{name}", vector, (vector, places))
     return Instruction(operator, element, lanes, frozenset({feature}), _permute, (intrinsic,))
 
 
@@ -29,11 +30,12 @@ PERMUTE = {
         _row("permute", "int32", "i32", 16, "avx512f", "avx512.permvar.si.512"),
         _row("permute", "int32", "i32", 8, "avx2", "avx2.permd"),
     ),
+    "i64": (_row("permute", "int64", "i64", 8, "avx512f", "avx512.permvar.di.512"),),
 }
-"""LLVM's type of an element of 32 bits -> permutations of a register."""
+"""LLVM's type of an element of 32 or 64 bits -> permutations of a register."""
 PERMUTE_WITHIN_128 = (
     _row("permute within 128 bits", "float32", "float", 16, "avx512f", "avx512.vpermilvar.ps.512"),
     _row("permute within 128 bits", "float32", "float", 8, "avx", "avx.vpermilvar.ps.256"),
 )
 """Half the micro-operations of a permutation of a register, a third of the time."""
-INSTRUCTIONS = (*PERMUTE["float"], *PERMUTE["i32"], *PERMUTE_WITHIN_128)
+INSTRUCTIONS = (*PERMUTE["float"], *PERMUTE["i32"], *PERMUTE["i64"], *PERMUTE_WITHIN_128)
