@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ from tests.pairwise import pairwise
 
 pytest_plugins = ["tests.cuda_emulation.plugin"]
 os.environ["RELAYC_CACHE_DIR"] = "off"  # the tests are about what the compiler makes now, not what it made before
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of shells; tests interrupt endless runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("relayc", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("relayc")  # a busy machine fails no test, and tests are the same on all
