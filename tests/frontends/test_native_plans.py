@@ -90,7 +90,7 @@ def test_a_run_is_one_call_of_compiled_code(monkeypatch):
     native, calls = executor(model), list[int]()
     call, begin = NativePlan.call, NativePlan.call_with_arrays
     monkeypatch.setattr(NativePlan, "call", lambda self, at: (calls.append(at), call(self, at))[1])
-    monkeypatch.setattr(NativePlan, "call_with_arrays", lambda self, x: (calls.append(0), begin(self, x))[1])
+    monkeypatch.setattr(NativePlan, "call_with_arrays", lambda self, *x: (calls.append(0), begin(self, *x))[1])
     for n in (100, 50, 99, 100):
         native.infer(feeds_of(native, n, 60))
         if n == 100:
