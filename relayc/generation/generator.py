@@ -15,7 +15,7 @@ from relayc.generation.decoder import Decoder, doubled
 from relayc.generation.encoder import Encoder
 from relayc.generation.errors import GenerationError
 from relayc.generation.loading import ModelFolder, make_executor
-from relayc.generation.options import GenerationOptions, OptionValues, options_from
+from relayc.generation.options import MOST_IDS, GenerationOptions, OptionValues, options_from
 from relayc.generation.ports import find_decoder_ports
 from relayc.generation.processors import Tokens, draw, processors_of
 from relayc.generation.text import StopFinder, TextStream, Tokenizer
@@ -26,9 +26,6 @@ _WITHOUT_MASK = frozenset({"onnxruntime-genai", "onnxruntime.transformers"})
 """Producers whose attention (GroupQueryAttention) knows the length of a sequence only, not where it is padded."""
 
 _EXPECTED = "expected a text, token ids, or a list of prompts"
-_MOST_IDS = 2**31
-"""The vocabulary of a model that does not tell its own: models take ids as integers of 32 or 64 bits."""
-
 Prompt = str | Sequence[int] | npt.NDArray[Any]
 
 
@@ -167,7 +164,7 @@ class Generator:
         """most tokens of a sequence; None: not known"""
         self._decoder_start = folder.decoder_start
         size = executor.get_output_info()[0][self._ports.logits][-1]
-        self._vocabulary = max(size if isinstance(size, int) else 0, folder.vocabulary or 0) or _MOST_IDS
+        self._vocabulary = max(size if isinstance(size, int) else 0, folder.vocabulary or 0) or MOST_IDS
         self._encoder = None
         if (source := folder.encoder if encoder is None else encoder) is not None:
             self._encoder = Encoder(make_executor(source, target, num_threads, False, **options))
@@ -449,15 +446,15 @@ def _listed(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
         return [prompt], True
     if hasattr(prompt, "__array__"):  # tensors of other libraries, too
         prompt = np.asarray(prompt)
-    is_array = isinstance(prompt, np.ndarray) and prompt.ndim
-    if not (is_array or isinstance(prompt, Sequence)):
+    is_listed = prompt.ndim > 0 if isinstance(prompt, np.ndarray) else isinstance(prompt, Sequence)
+    if not is_listed:
         raise GenerationError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
-    if isinstance(prompt, np.ndarray) and prompt.size:
-        is_single = prompt.ndim == (2 if _is_features(prompt) else 1)
-        return [prompt] if is_single else [*prompt], is_single
     if not len(prompt):
         raise GenerationError("there is no prompt; " + _EXPECTED)
-    is_single = isinstance(prompt[0], int | np.integer)
+    if isinstance(prompt, np.ndarray):
+        is_single = prompt.ndim == (2 if _is_features(prompt) else 1)
+    else:
+        is_single = isinstance(prompt[0], int | np.integer)
     return [prompt] if is_single else list(prompt), is_single  # type: ignore[list-item]
 
 

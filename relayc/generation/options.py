@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import isfinite
-from operator import index
 from typing import Any, TypedDict
 
 import numpy as np
 
+from relayc.backend.runtime.checks import as_integer
 from relayc.generation.errors import GenerationError
 
-__all__ = ["GenerationOptions", "OptionValues", "options_from"]
+__all__ = ["MOST_IDS", "GenerationOptions", "OptionValues", "options_from"]
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 """Options that ask for sampling when a caller passes one of them, a temperature of 0 excepted."""
@@ -90,8 +90,9 @@ class OptionValues(TypedDict, total=False):
     seed: int
 
 
-_MOST = 2**31 - 1
-"""The largest integer that an option takes: models have token ids of 32 bits."""
+MOST_IDS = 2**31
+"""Integers of options are below this, and token ids of models that do not tell their vocabulary: ids have 32 bits or
+64."""
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (lambda v: v >= 1, "1 or more"),
@@ -153,12 +154,9 @@ def _value(name: str, value: Any) -> Any:
 def _values(name: str, value: Any) -> tuple[Any, ...]:
     """The texts or token ids of an option that takes several, or a single one."""
     item, expected = (_text, "texts") if name == "stop" else (_integer, "token ids")
-    is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-    try:
-        items = () if value is None else tuple(value) if is_several else (value,)
-    except TypeError:  # numpy's arrays without dimensions say that they can be iterated
-        items = (value,)
-    found = tuple(map(item, items))
+    is_single = not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping)
+    is_single |= getattr(value, "ndim", 1) == 0  # numpy's arrays without dimensions say that they can be iterated
+    found = () if value is None else tuple(map(item, (value,) if is_single else value))
     if None in found:
         raise GenerationError(f"{name}={value!r:.80}; expected {expected}")
     return found
@@ -166,12 +164,8 @@ def _values(name: str, value: Any) -> tuple[Any, ...]:
 
 def _integer(value: Any) -> int | None:
     """The integer that a value is; JSON may have 2.0 for 2. None for others, and for those beyond 32 bits."""
-    number: Any = int(value) if isinstance(value, float) and value.is_integer() else value
-    try:
-        found = None if isinstance(number, bool) else index(number)
-    except TypeError:
-        return None
-    return found if found is not None and abs(found) <= _MOST else None
+    found = as_integer(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return found if found is not None and abs(found) < MOST_IDS else None
 
 
 def _float(value: Any) -> float | None:

@@ -222,7 +222,7 @@ class InferenceSession:
             try:
                 results = self._in_place.infer_in_place(input_feed, None if names is self._output_names else names)
             except RelaycError:
-                with self._reported:
+                with self._reported:  # only where a run fails: it would cost time in each
                     raise
             if results is not None:
                 return results
