@@ -223,7 +223,7 @@ class Function(Expr):
     body: Expr
     attrs: Attrs = field(default_factory=dict)
     ty: FuncType = field(init=False)
-    _below: tuple[Expr, ...] = field(init=False, default=())
+    _below: tuple[Expr, ...] | None = field(init=False, default=())
 
     binders = ("params",)
 
@@ -242,10 +242,11 @@ class Function(Expr):
 
         Raises MalformedGraphError when the graph has a cycle.
         """
-        if not self._below:
-            self._below = cast("tuple[Expr, ...]", tuple(post_order(self.body)))  # type: ignore[misc]
-            _require_no_cycle(self._below)
-        return None if Let in set(map(type, self._below)) else self._below
+        if self._below == ():
+            order = cast("tuple[Expr, ...]", tuple(post_order(self.body)))
+            _require_no_cycle(order)
+            self._below = None if Let in set(map(type, order)) else order  # type: ignore[misc]
+        return self._below
 
     @property
     def ret_type(self) -> Type:

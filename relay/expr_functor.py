@@ -43,7 +43,7 @@ def rewrite_calls(
     """
     changed: dict[int, Expr] = {}
     for e in cast("Iterable[Expr]", post_order(function)):
-        new: Expr = rebuilt(e, changed) if changed else e
+        new: Expr = rebuilt(e, changed)
         if isinstance(new, Call):
             call, new = new, rewrite(new)
             assert new.ty is call.ty, f"a rewrite changed the type of {call.op} from {call.ty} to {new.ty}"

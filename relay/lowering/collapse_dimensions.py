@@ -31,7 +31,7 @@ class CollapseDimensions(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(body_order(function))
+        exprs = body_order(function)
         if "strides" in function.attrs or not all(map(_is_followed, exprs)):
             return function
         if not any(map(_transposes, exprs)) and not _repeats(exprs):

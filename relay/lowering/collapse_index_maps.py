@@ -41,7 +41,7 @@ class CollapseIndexMaps(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(body_order(function))
+        exprs = body_order(function)
         moves = [e for e in exprs if _moved_dimensions(e) is not None]
         if len(moves) != 1 or "strides" in function.attrs or not all(map(_is_known, exprs)):
             return function

@@ -31,7 +31,7 @@ class CollapseReductions(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(body_order(function))
+        exprs = body_order(function)
         found = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, Reduction | ArgReduction)]
         if len(found) != 1 or "strides" in function.attrs:
             return function

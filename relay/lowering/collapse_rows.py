@@ -27,7 +27,7 @@ class CollapseRows(FunctionPass):
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        exprs = list(body_order(function))
+        exprs = body_order(function)
         anchors = [e for e in exprs if _is_of_rows(e)]
         if len(anchors) != 1 or "strides" in function.attrs:
             return function

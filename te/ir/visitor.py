@@ -92,7 +92,7 @@ def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:
     """Rebuild a DAG bottom-up, each node once: `rewrite` sees a node whose children are done already. Iterative."""
     changed: dict[int, Node] = {}
     for current in list(post_order(root)):
-        new = rewrite(rebuilt(current, changed) if changed else current)
+        new = rewrite(rebuilt(current, changed))
         if new is not current:
             changed[id(current)] = new
     return changed.get(id(root), root)
