@@ -172,10 +172,15 @@ def _load_block(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str |
 def _load_constant_mask(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
     """Masked elements under a constant mask by plain loads, which processors can disambiguate from stores.
 
-    None where AVX2 has masked loads, and for several registers, for which LLVM would move single elements.
+    None where AVX2 has masked loads, and where LLVM would move single elements: for several registers, and for
+    contiguous elements of one or two bytes whose number is no power of two, for which AVX-512 has masked loads.
     """
     wanted = None if _has_sign_masks(e, of) or of.lanes > register_lanes(e, of) else known_flags(mask)
-    return None if wanted is None else _load_pieces(e, buffer, as_lanes(e, index), of, wanted)
+    if wanted is None:
+        return None
+    spread, is_partial = as_lanes(e, index), sum(wanted).bit_count() != 1
+    is_dense = spread is not None and spread[1] == list(range(of.lanes))
+    return None if is_dense and is_partial and _has_byte_masks(e, of) else _load_pieces(e, buffer, spread, of, wanted)
 
 
 def _load_pieces(
@@ -256,6 +261,11 @@ def _masked_load(e: Emitter, buffer: Buffer, base: Index, of: DType, mask: str) 
 def _has_sign_masks(e: Emitter, of: DType) -> bool:
     """Are masked loads of this type AVX2's, whose mask is the sign of each lane?"""
     return e.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _MIN_MASKED_BYTES
+
+
+def _has_byte_masks(e: Emitter, of: DType) -> bool:
+    """Are masked loads of this type those of AVX-512 for elements of one and two bytes?"""
+    return "avx512bw" in e.machine.features and element_bytes(of) < _MIN_MASKED_BYTES
 
 
 def _opaque(e: Emitter, mask: str, lanes: int) -> str:

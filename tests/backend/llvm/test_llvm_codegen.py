@@ -178,10 +178,13 @@ def test_masked_loads_with_a_constant_mask_are_plain_loads(run_llvm, wanted):
     assert code.count("vmaskmovps") == (1 if wanted == 25 else 4)
 
 
-@pytest.mark.parametrize(("lanes", "masked"), [(16, False), (64, True)])
-def test_constant_masks_over_several_registers_stay_masked_loads(lanes, masked):
+@pytest.mark.parametrize(
+    ("dtype", "lanes", "masked"),
+    [("float32", 16, False), ("float32", 64, True), ("float16", 29, True), ("uint8", 64, True), ("float16", 18, False)],
+)
+def test_constant_masks_stay_masked_loads_where_shuffles_are_slow(dtype, lanes, masked):
     """LLVM would expand shuffles to single elements: a third of the speed where windows cross the ends of lines."""
-    a, c = decl_buffer((128,), "float32", name="A"), decl_buffer((128,), "float32", name="C")
+    a, c = decl_buffer((128,), dtype, name="A"), decl_buffer((128,), dtype, name="C")
     first = Var("first", dtype_of("int32"))
     load = BufferLoad(a, (ramp(first - 2, 1, lanes),), ramp(0, 1, lanes) >= 2)
     f = make(BufferStore(c, load, (ramp(0, 1, lanes),)), a, c, first)

@@ -98,7 +98,14 @@ def compare_as_float32(s: te.Schedule, anchor: te.Operation) -> te.Operation:
     if found is None:
         return anchor
     value, is_least = found
-    return _reduce_by(s, anchor, value, te.min if is_least else te.max, lambda x: te.cast("float32", x), lambda x: x)
+    back = _upper_half if value.dtype == "bfloat16" else lambda x: x
+    return _reduce_by(s, anchor, value, te.min if is_least else te.max, lambda x: te.cast("float32", x), back)
+
+
+def _upper_half(x: PrimExpr) -> PrimExpr:
+    """Convert a float32 whose lower bits are zero to bfloat16, without rounding."""
+    bits = call_intrin("uint32", "reinterpret", x) >> te.const(16, "uint32")
+    return call_intrin("bfloat16", "reinterpret", te.cast("uint16", bits))
 
 
 def _extremum(anchor: te.Operation) -> tuple[PrimExpr, bool] | None:
