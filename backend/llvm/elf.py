@@ -14,8 +14,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,13 @@ import numpy.typing as npt
 from relayc.backend.llvm.object_file import (
     EXECUTED,
     FIRST_RESERVED,
+    RELOCATION,
+    SYMBOL,
     UNDEFINED,
     WRITABLE,
     MalformedObject,
     ObjectFile,
+    Section,
 )
 from relayc.backend.runtime.errors import DeviceError
 
@@ -51,6 +54,7 @@ _IS_BY_TABLE = _by_type(dict.fromkeys(_TABLE32, 1)) > 0
 _IS_OF_DATA = _by_type(dict.fromkeys((_ABSOLUTE64, _RELATIVE32, _RELATIVE64), 1)) > 0
 _STUB = b"\xff\x25"  # jmp *[rip + 4 bytes]
 _STUB_BYTES = 8
+_NO_SYMBOLS, _NO_RELOCATIONS = np.zeros(0, SYMBOL), np.zeros(0, RELOCATION)
 _LARGEST_IMAGE = (1 << 31) - 1
 """Bytes that relative addresses of 32 bits span."""
 
@@ -58,44 +62,66 @@ _CODE, _CONSTANTS, _DATA = range(3)
 _PROTECTION = {_CODE: mmap.PROT_READ | mmap.PROT_EXEC, _CONSTANTS: mmap.PROT_READ}
 
 
-class _Object:
-    """An object file and the image offset of each of its sections (-1: not loaded)."""
+class _Objects:
+    """Object files as one: their sections, symbols and relocations, each of all files in their order.
 
-    def __init__(self, file: ObjectFile) -> None:
-        self.file = file
-        self.places = np.full(len(file.sections), -1, np.int64)
-        self.relocations = {number: file.relocations(number) for number in file.loaded}
-        _check(file, self.relocations)
+    `places` is the image offset of each section (-1: not loaded). Sections and symbols of relocations, and sections of
+    symbols, are numbered over all files; the section of a symbol that is in none is -1.
+    """
 
-    def loaded(self) -> Iterable[tuple[int, int]]:
-        """(number, part of the image) of the sections to load."""
-        for number in self.file.loaded:
-            flags = self.file.sections[number].flags
-            yield number, _CODE if flags & EXECUTED else _DATA if flags & WRITABLE else _CONSTANTS
+    def __init__(self, files: Sequence[ObjectFile]) -> None:
+        self.sections, self.names, self.contents = list[Section](), list[str](), list[memoryview]()
+        self.loaded: list[int] = []
+        tables, symbols, owners = list[npt.NDArray[Any]](), list[npt.NDArray[Any]](), list[tuple[int, int, int]]()
+        for file in files:
+            if file.processor != _X86_64:
+                raise MalformedObject(f"code for the processor {file.processor}; expected {_X86_64}, x86-64")
+            first_section, first_symbol = len(self.sections), len(self.names)
+            self.sections += file.sections
+            self.names += file.names
+            symbols.append(file.symbols)
+            for number in file.loaded:
+                self.loaded.append(first_section + number)
+                self.contents.append(file.content(number))
+                patches = file.relocations(number)
+                if len(patches):
+                    tables.append(patches)
+                    owners.append((len(patches), first_section + number, first_symbol))
+        self.places = np.full(len(self.sections), -1, np.int64)
+        joined = np.concatenate([_NO_SYMBOLS, *symbols])
+        own = joined["section"].astype(np.int64)
+        first = np.repeat(
+            np.cumsum([0, *[len(file.sections) for file in files]])[:-1], [len(file.symbols) for file in files]
+        )
+        self.symbol_sections = np.where((own != UNDEFINED) & (own < FIRST_RESERVED), own + first, -1)
+        self.symbol_values = joined["value"].astype(np.int64)
+        self.is_global = joined["info"] >> 4 != 0
+        self.relocations = np.concatenate([_NO_RELOCATIONS, *tables])
+        counts, sections, first_symbols = np.array(owners, np.int64).reshape(-1, 3).T
+        self.patched = np.repeat(sections, counts)
+        self.patch_symbols = self.relocations["symbol"] + np.repeat(first_symbols, counts)
+        self._check()
 
-    @cached_property
-    def definitions(self) -> dict[str, int]:
-        """Global symbols that the object defines in loaded sections: name -> index."""
-        symbols = self.file.symbols
-        loaded, sections = set(self.file.loaded), symbols["section"].tolist()
-        return {self.file.names[i]: int(i) for i in np.flatnonzero(symbols["info"] >> 4) if sections[i] in loaded}
-
-
-def _check(file: ObjectFile, relocations: Mapping[int, npt.NDArray[Any]]) -> None:
-    """Raise `MalformedObject` for another processor's code, and for relocations that are not as those of our own."""
-    if file.processor != _X86_64:
-        raise MalformedObject(f"code for the processor {file.processor}; expected {_X86_64}, x86-64")
-    for number, patches in relocations.items():
-        kinds, addends, size = patches["type"], patches["addend"], file.sections[number].size
+    def _check(self) -> None:
+        """Raise `MalformedObject` for relocations that are not as those of our own code."""
+        kinds, addends = self.relocations["type"], self.relocations["addend"]
         widths = _WIDTH[np.minimum(kinds, len(_WIDTH) - 1)]
         if not widths.all():
             raise MalformedObject(
-                f"relocations of types {sorted(set(kinds.tolist()))} in section {number}; expected those of "
+                f"relocations of types {sorted(set(kinds[widths == 0].tolist()))}; expected those of "
                 "position-independent code"
             )
-        ends = patches["offset"] + widths
-        if np.any(ends > size) or np.any((addends < -_LARGEST_IMAGE) | (addends > _LARGEST_IMAGE)):
-            raise MalformedObject(f"relocations that reach beyond section {number}, of {size} bytes, or the image")
+        sizes = np.array([section.size for section in self.sections], np.uint64)[self.patched]
+        beyond = self.relocations["offset"] + widths > sizes
+        beyond |= (addends < -_LARGEST_IMAGE) | (addends > _LARGEST_IMAGE)
+        if beyond.any():
+            size = sizes[beyond][0]
+            raise MalformedObject(f"relocations that reach beyond their section, of {size} bytes, or the image")
+
+    def part(self, number: int) -> int:
+        """The part of the image that a section is loaded to."""
+        flags = self.sections[number].flags
+        return _CODE if flags & EXECUTED else _DATA if flags & WRITABLE else _CONSTANTS
 
 
 class _Layout:
@@ -112,6 +138,23 @@ class _Layout:
         return start
 
 
+def _place(objects: _Objects, stubs: int) -> _Layout:
+    """Place the sections, and the stubs and addresses of as many external functions."""
+    layout = _Layout()
+    for part in (_CODE, _CONSTANTS, _DATA):
+        layout.parts.append(layout.take(0, mmap.PAGESIZE))
+        for number in objects.loaded:
+            if objects.part(number) == part:
+                section = objects.sections[number]
+                objects.places[number] = layout.take(section.size, section.align)
+        if part == _CODE:
+            layout.stubs = layout.take(_STUB_BYTES * stubs, 16)
+        if part == _CONSTANTS:
+            layout.table = layout.take(8 * stubs, 8)
+    layout.take(0, mmap.PAGESIZE)
+    return layout
+
+
 class ElfImage:
     """Objects linked in memory and executable. `address` looks up functions; the memory is freed with the image.
 
@@ -119,23 +162,25 @@ class ElfImage:
     """
 
     def __init__(self, files: Sequence[ObjectFile], elsewhere: Mapping[str, int]) -> None:
-        self._objects = [_Object(file) for file in files]
-        needed = sum([s.size + s.align for file in files for s in map(file.sections.__getitem__, file.loaded)])
+        objects = _Objects(files)
+        needed = sum([objects.sections[number].size + objects.sections[number].align for number in objects.loaded])
         if needed > _LARGEST_IMAGE:
             raise MalformedObject(f"sections of {needed} bytes; expected at most {_LARGEST_IMAGE}")
-        self._elsewhere = elsewhere
-        layout = self._place()
+        layout = _place(objects, len(elsewhere))
         self._base = _map(layout.end)
         self._release = weakref.finalize(self, _unmap, self._base, layout.end)
         self._release.atexit = False  # a daemon thread may be in this code until the process has ended
         self._memory = np.frombuffer(memoryview((ctypes.c_ubyte * layout.end).from_address(self._base)), np.uint8)
-        self._symbols = self._resolve()
-        self._fill(layout)
+        places = np.append(objects.places, -1)[objects.symbol_sections]
+        values = np.where(places >= 0, self._base + places + objects.symbol_values, 0)
+        named = np.flatnonzero(objects.is_global & (places >= 0)).tolist()
+        self._symbols = {objects.names[i]: int(values[i]) for i in reversed(named)}  # the first of a name
+        self._fill(objects, layout, values, elsewhere)
         for part, (start, end) in enumerate(zip(layout.parts, [*layout.parts[1:], layout.end], strict=True)):
             if part in _PROTECTION and end > start:
                 _protect(self._base + start, end - start, _PROTECTION[part])
         self._code_end = self._base + layout.stubs
-        del self._objects, self._memory
+        del self._memory
 
     def address(self, name: str) -> int:
         """The address of a global function. Raises KeyError for an unknown one."""
@@ -148,76 +193,40 @@ class ElfImage:
         """Never free the memory: code may run in it as long as the process lives."""
         self._release.detach()
 
-    def _place(self) -> _Layout:
-        layout = _Layout()
-        for part in (_CODE, _CONSTANTS, _DATA):
-            layout.parts.append(layout.take(0, mmap.PAGESIZE))
-            for made in self._objects:
-                for number, of in made.loaded():
-                    if of == part:
-                        section = made.file.sections[number]
-                        made.places[number] = layout.take(section.size, section.align)
-            if part == _CODE:
-                layout.stubs = layout.take(_STUB_BYTES * len(self._elsewhere), 16)
-            if part == _CONSTANTS:
-                layout.table = layout.take(8 * len(self._elsewhere), 8)
-        layout.take(0, mmap.PAGESIZE)
-        return layout
+    def _fill(
+        self, objects: _Objects, layout: _Layout, values: npt.NDArray[np.int64], elsewhere: Mapping[str, int]
+    ) -> None:
+        """Write the image: stubs and addresses of external functions, sections, and what their relocations patch.
 
-    def _resolve(self) -> dict[str, int]:
-        """The addresses of global symbols by name."""
-        symbols: dict[str, int] = {}
-        for made in self._objects:
-            for name, index in made.definitions.items():
-                symbol = made.file.symbols[index]
-                symbols.setdefault(name, self._base + int(made.places[symbol["section"]]) + int(symbol["value"]))
-        return symbols
-
-    def _fill(self, layout: _Layout) -> None:
-        numbers = {name: i for i, name in enumerate(self._elsewhere)}
-        for name, i in numbers.items():
+        `values` are the addresses of the symbols; those that are in no section are set here.
+        """
+        for i, address in enumerate(elsewhere.values()):
             stub, slot = layout.stubs + _STUB_BYTES * i, layout.table + 8 * i
-            self._write(slot, np.array([self._elsewhere[name]], "<u8"))
+            self._write(slot, np.array([address], "<u8"))
             self._write(stub, np.frombuffer(_STUB, np.uint8))
             self._write(stub + 2, np.array([slot - (stub + 6)], "<i4"))
-        for made in self._objects:
-            for number, _ in made.loaded():
-                content, place = made.file.content(number), int(made.places[number])
-                self._memory[place : place + len(content)] = np.frombuffer(content, np.uint8)
-        for made in self._objects:
-            values, slots = self._symbol_values(made, numbers, layout)
-            for number, patches in made.relocations.items():
-                self._patch(int(made.places[number]), patches, values, slots)
-
-    def _symbol_values(
-        self, made: _Object, numbers: Mapping[str, int], layout: _Layout
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each symbol of an object its address (its stub's, if external) and that of its table entry, or 0."""
-        sections = made.file.symbols["section"].astype(np.int64)
-        ordinary = (sections != UNDEFINED) & (sections < FIRST_RESERVED)
-        places = made.places[np.where(ordinary, sections, 0)]
-        offsets = places + made.file.symbols["value"].astype(np.int64)
-        values = np.where(ordinary & (places >= 0), self._base + offsets, 0)
+        for number, content in zip(objects.loaded, objects.contents, strict=True):
+            self._write(int(objects.places[number]), np.frombuffer(content, np.uint8))
+        numbers = {name: i for i, name in enumerate(elsewhere)}
         slots = np.zeros_like(values)
-        for i in np.flatnonzero(~ordinary):
-            name = made.file.names[i]
-            if name in numbers:
-                values[i] = self._base + layout.stubs + _STUB_BYTES * numbers[name]
-                slots[i] = self._base + layout.table + 8 * numbers[name]
+        for i in np.flatnonzero(objects.symbol_sections < 0).tolist():
+            external = numbers.get(objects.names[i])
+            if external is None:
+                values[i] = self._symbols.get(objects.names[i], 0)
             else:
-                values[i] = self._symbols.get(name, 0)
-        return values, slots
+                values[i] = self._base + layout.stubs + _STUB_BYTES * external
+                slots[i] = self._base + layout.table + 8 * external
+        self._patch(objects, values, slots)
 
-    def _patch(
-        self, place: int, patches: npt.NDArray[Any], values: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
-    ) -> None:
-        """Apply the relocations of one section."""
-        kinds, at = patches["type"], place + patches["offset"].astype(np.int64)
-        chosen = np.where(_IS_BY_TABLE[kinds], slots[patches["symbol"]], values[patches["symbol"]])
-        outside = slots[patches["symbol"]] != 0
+    def _patch(self, objects: _Objects, values: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> None:
+        """Apply the relocations; `values` and `slots` are addresses of symbols and of their table entries, or 0."""
+        kinds, symbols = objects.relocations["type"], objects.patch_symbols
+        at = objects.places[objects.patched] + objects.relocations["offset"].astype(np.int64)
+        chosen = np.where(_IS_BY_TABLE[kinds], slots[symbols], values[symbols])
+        outside = slots[symbols] != 0
         if not np.all(chosen) or np.any(outside & _IS_OF_DATA[kinds]):
             raise MalformedObject("relocations against data that is elsewhere")
-        result = chosen + patches["addend"] - np.where(kinds == _ABSOLUTE64, 0, self._base + at)
+        result = chosen + objects.relocations["addend"] - np.where(kinds == _ABSOLUTE64, 0, self._base + at)
         wide = _WIDTH[kinds] == 8
         for selected, kind in ((wide, "<i8"), (~wide, "<i4")):
             found = result[selected].astype(kind)

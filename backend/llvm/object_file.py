@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from relayc.backend.runtime.errors import ArtifactError
 
-__all__ = ["ALLOCATED", "EXECUTED", "FIRST_RESERVED", "NO_BITS", "UNDEFINED", "WRITABLE", "MalformedObject",
-           "ObjectFile", "Section"]  # fmt: skip
+__all__ = ["ALLOCATED", "EXECUTED", "FIRST_RESERVED", "NO_BITS", "RELOCATION", "SYMBOL", "UNDEFINED", "WRITABLE",
+           "MalformedObject", "ObjectFile", "Section"]  # fmt: skip
 
 WRITABLE, ALLOCATED, EXECUTED = 1, 2, 4  # flags of sections
 UNDEFINED, FIRST_RESERVED, _ABSOLUTE, _COMMON = 0, 0xFF00, 0xFFF1, 0xFFF2  # section indices of symbols
@@ -26,9 +26,9 @@ NO_BITS = 8
 _SYMBOLS, _STRINGS, _RELOCATIONS, _SHORT_RELOCATIONS, _X86_UNWIND = 2, 3, 4, 9, 0x70000001  # types of sections
 _RELOCATABLE = 1  # type of file
 _HEADER = struct.Struct("<16x2H20xQ10x3H")  # type, processor, place of the sections, their entry size, count and names
-_SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
+SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"),
                     ("size", "<u8")])  # fmt: skip
-_RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
+RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 _LARGEST_ALIGNMENT = 4096
 """Alignment of a page, the most that loaded memory has."""
 _NARROWEST = 4
@@ -93,7 +93,7 @@ class ObjectFile:
         tables = [section for section in sections if section.type == _SYMBOLS]
         if len(tables) > 1:
             raise MalformedObject(f"{len(tables)} symbol tables; expected one")
-        symbols = _table(data, tables[0], _SYMBOL) if tables else np.zeros(0, _SYMBOL)
+        symbols = _table(data, tables[0], SYMBOL) if tables else np.zeros(0, SYMBOL)
         made = ObjectFile(
             data, processor, sections,
             _texts(data, sections[names], [section.name for section in sections]), symbols,
@@ -115,13 +115,15 @@ class ObjectFile:
     @cached_property
     def undefined(self) -> tuple[str, ...]:
         """Names of the undefined symbols."""
-        return tuple([self.names[i] for i in np.flatnonzero(self.symbols["section"] == UNDEFINED) if self.names[i]])
+        own = self.symbols["section"].tolist()
+        return tuple([name for name, section in zip(self.names, own, strict=True) if section == UNDEFINED and name])
 
     @cached_property
     def defined(self) -> tuple[str, ...]:
         """Names of the global symbols that the file defines."""
-        found = (self.symbols["section"] != UNDEFINED) & (self.symbols["info"] >> 4 != 0)
-        return tuple([self.names[i] for i in np.flatnonzero(found)])
+        own, info = self.symbols["section"].tolist(), self.symbols["info"].tolist()
+        found = zip(self.names, own, info, strict=True)
+        return tuple([name for name, section, bits in found if section != UNDEFINED and bits >> 4])
 
     def content(self, number: int) -> memoryview:
         """The bytes of a section in the file: none for one that is zero from the start."""
@@ -130,8 +132,8 @@ class ObjectFile:
 
     def relocations(self, number: int) -> npt.NDArray[Any]:
         """The relocations of a section, a structured array."""
-        tables = [_table(self.data, s, _RELOCATION) for s in self._relocation_tables(number)]
-        return tables[0] if len(tables) == 1 else np.concatenate([np.zeros(0, _RELOCATION), *tables])
+        tables = [_table(self.data, s, RELOCATION) for s in self._relocation_tables(number)]
+        return tables[0] if len(tables) == 1 else np.concatenate([np.zeros(0, RELOCATION), *tables])
 
     def _relocation_tables(self, number: int) -> Iterator[Section]:
         return (s for s in self.sections if s.type in (_RELOCATIONS, _SHORT_RELOCATIONS) and s.info == number)
@@ -152,7 +154,7 @@ class ObjectFile:
         for table in self._relocation_tables(number):
             if table.type == _SHORT_RELOCATIONS or self.sections[table.link].type != _SYMBOLS:
                 raise MalformedObject(f"relocations of section {number} without addends or symbols")
-            found = _table(self.data, table, _RELOCATION)
+            found = _table(self.data, table, RELOCATION)
             if not len(found):
                 continue
             if not section.has_bytes or section.size < _NARROWEST:
