@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 from relayc.backend.cache import DiskCache
@@ -14,6 +15,7 @@ __all__ = ["Stat", "known_hash"]
 Stat = tuple[str, os.stat_result]
 """A file's name and its facts."""
 
+_WORD = (1 << 64) - 1
 _SETTLED_NS = 2_000_000_000
 """Nanoseconds since a file's last change before its hash is kept: any later change then has another time, which file
 systems store in steps of up to two seconds."""
@@ -26,8 +28,9 @@ def known_hash(cache: DiskCache | None, files: Sequence[Stat], compute: Callable
     """
     if cache is None:
         return compute()
-    facts = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in files]
-    key = f"hash of files\0{hashlib.sha256(repr(facts).encode()).hexdigest()}"
+    facts = [n & _WORD for _, s in files for n in (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)]
+    digest = hashlib.sha256(repr([name for name, _ in files]).encode() + array("Q", facts).tobytes())
+    key = f"hash of files\0{digest.hexdigest()}"
     found = cache.decoded(key, lambda value: value.decode("ascii"))
     if found is not None:
         return found

@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,8 +28,7 @@ class OnnxProgram(Protocol):
     def model_proto(self) -> ModelProto: ...
 
 
-@dataclass(frozen=True)
-class ModelParts:
+class ModelParts(NamedTuple):
     """A message and its weights apart.
 
     For each of `weights` the main graph of `proto` has an initializer of its name, type and shape, with empty raw data.
