@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
     try:
         if not tensor.is_sequence:
             strings = as_strings(value)
-            check_type(replace(tensor, dtype="string"), strings.shape, "string", model)
+            check_type(tensor._replace(dtype="string"), strings.shape, "string", model)
             return strings
         if not isinstance(value, list | tuple):
             got = type(value).__name__

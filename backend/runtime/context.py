@@ -7,10 +7,10 @@ order is part of the binary interface. A `Context` owns one; an executor has its
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable
-from random import Random, SystemRandom
 from typing import Any
 
 from relayc.backend.runtime.checks import as_integer
@@ -86,7 +86,11 @@ def set_random_seed(seed: int | None) -> None:
 
 def _random_starts() -> list[int]:
     """The first draws of the streams without a seed."""
-    source = SystemRandom() if _random_seed is None else Random(_random_seed)
+    if _random_seed is None:
+        return [int.from_bytes(os.urandom(4), "little") for _ in range(RANDOM_STREAMS)]
+    from random import Random  # 1 ms, which a process without a seed does without
+
+    source = Random(_random_seed)
     return [source.getrandbits(32) for _ in range(RANDOM_STREAMS)]
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -27,16 +27,18 @@ __all__ = [
 ]  # fmt: skip
 
 _INT, _UINT, _FLOAT, _HANDLE, _BFLOAT, _BOOL = 0, 1, 2, 3, 4, 6  # DLDataTypeCode
+_ML_DTYPES = None
+"""In place of a numpy type: the one of that name in `ml_dtypes`, whose import of 5 ms most models do without."""
 _SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy type)
     "bool": (_BOOL, 8, np.bool_),
-    "int2": (_INT, 2, ml_dtypes.int2),
-    "int4": (_INT, 4, ml_dtypes.int4),
+    "int2": (_INT, 2, _ML_DTYPES),
+    "int4": (_INT, 4, _ML_DTYPES),
     "int8": (_INT, 8, np.int8),
     "int16": (_INT, 16, np.int16),
     "int32": (_INT, 32, np.int32),
     "int64": (_INT, 64, np.int64),
-    "uint2": (_UINT, 2, ml_dtypes.uint2),
-    "uint4": (_UINT, 4, ml_dtypes.uint4),
+    "uint2": (_UINT, 2, _ML_DTYPES),
+    "uint4": (_UINT, 4, _ML_DTYPES),
     "uint8": (_UINT, 8, np.uint8),
     "uint16": (_UINT, 16, np.uint16),
     "uint32": (_UINT, 32, np.uint32),
@@ -44,17 +46,19 @@ _SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy
     "float16": (_FLOAT, 16, np.float16),
     "float32": (_FLOAT, 32, np.float32),
     "float64": (_FLOAT, 64, np.float64),
-    "bfloat16": (_BFLOAT, 16, ml_dtypes.bfloat16),
-    "float8_e4m3fn": (10, 8, ml_dtypes.float8_e4m3fn),
-    "float8_e4m3fnuz": (11, 8, ml_dtypes.float8_e4m3fnuz),
-    "float8_e5m2": (12, 8, ml_dtypes.float8_e5m2),
-    "float8_e5m2fnuz": (13, 8, ml_dtypes.float8_e5m2fnuz),
-    "float8_e8m0fnu": (14, 8, ml_dtypes.float8_e8m0fnu),
-    "float4_e2m1fn": (17, 4, ml_dtypes.float4_e2m1fn),
+    "bfloat16": (_BFLOAT, 16, _ML_DTYPES),
+    "float8_e4m3fn": (10, 8, _ML_DTYPES),
+    "float8_e4m3fnuz": (11, 8, _ML_DTYPES),
+    "float8_e5m2": (12, 8, _ML_DTYPES),
+    "float8_e5m2fnuz": (13, 8, _ML_DTYPES),
+    "float8_e8m0fnu": (14, 8, _ML_DTYPES),
+    "float4_e2m1fn": (17, 4, _ML_DTYPES),
     "handle": (_HANDLE, 64, np.uint64),
 }
 _NAMES_BY_CODE = {(code, bits): name for name, (code, bits, _) in _SCALARS.items()}
-_NAMES_BY_NUMPY = {np.dtype(scalar): name for name, (_, _, scalar) in _SCALARS.items() if name != "handle"}
+_NAMES_BY_NUMPY = {
+    np.dtype(scalar): name for name, (_, _, scalar) in _SCALARS.items() if scalar is not _ML_DTYPES and name != "handle"
+}
 _VECTOR = re.compile(r"(.+?)x([1-9]\d{0,4})")
 
 
@@ -67,7 +71,7 @@ class DTypeName(str):
         if isinstance(other, str):
             return str.__eq__(self, other)
         found = _numpy_type(other) if isinstance(other, type | np.dtype) else None
-        return found is not None and str.__eq__(self, _NAMES_BY_NUMPY.get(found, ""))
+        return found is not None and str.__eq__(self, _name_of(found) or "")
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -90,6 +94,14 @@ def _numpy_type(of: type | np.dtype[Any]) -> np.dtype[Any] | None:
         return np.dtype(of)
     except TypeError:
         return None
+
+
+def _name_of(dtype: np.dtype[Any]) -> str | None:
+    """The name of a numpy dtype of the machine's byte order; None where the runtime lacks it."""
+    found = _NAMES_BY_NUMPY.get(dtype)
+    if found is None and dtype.type.__module__ == "ml_dtypes" and dtype.name in _SCALARS:
+        return dtype.name
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +138,8 @@ def data_type(name: str) -> DataType:
     if scalar not in _SCALARS or (vector is not None and lanes == 1):
         raise ArgumentError(f"unknown dtype {name!r}; known are {', '.join(_SCALARS)}, and vectors such as float32x4")
     code, bits, numpy_type = _SCALARS[scalar]
+    if numpy_type is _ML_DTYPES:
+        numpy_type = getattr(import_module("ml_dtypes"), scalar)
     return DataType(name, code, bits, lanes, np.dtype(numpy_type))
 
 
@@ -144,7 +158,7 @@ def to_numpy(name: str) -> np.dtype[Any]:
 
 def from_numpy(dtype: npt.DTypeLike) -> str:
     """The name of a numpy dtype of any byte order. Raises `ArgumentError` for one the runtime lacks."""
-    found = _NAMES_BY_NUMPY.get(np.dtype(dtype).newbyteorder("="))
+    found = _name_of(np.dtype(dtype).newbyteorder("="))
     if found is None:
         raise ArgumentError(f"numpy dtype {np.dtype(dtype)} has no counterpart; known are {', '.join(_SCALARS)}")
     return found

@@ -9,12 +9,10 @@ A graph of static shapes has no instructions: its kernels run in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.host_actions import HOST_ACTIONS
-from relayc.backend.runtime.regex import PatternError
 from relayc.backend.runtime.sizes import Size, read_size
 
 __all__ = [
@@ -33,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RunNodes:
+class RunNodes(NamedTuple):
     """Run the kernels `first` ... `last` - 1; `entry` names the compiled function for all of them, if there is one."""
 
     first: int
@@ -42,8 +39,7 @@ class RunNodes:
     entry: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(NamedTuple):
     """Bind the size variable `name` to element `element` of the integer tensor `tensor`, computed by `source`."""
 
     name: str
@@ -52,8 +48,7 @@ class Bind:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """Check that two sizes are equal, as the node `source` of the user's model requires."""
 
     left: Size
@@ -61,8 +56,7 @@ class Check:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class IfStep:
+class IfStep(NamedTuple):
     """Run the one of two `graphs` that the bool tensor `condition` selects on its `inputs`, for `outputs`."""
 
     condition: int
@@ -72,8 +66,7 @@ class IfStep:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoopStep:
+class LoopStep(NamedTuple):
     """Run `graph` at most `trips` times while the condition, initially `condition`, then its first output, is true.
 
     Its inputs are the iteration number, the condition, the loop-carried tensors, initially `carried`, and the captured
@@ -94,8 +87,7 @@ class LoopStep:
     turns: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """Apply `action`, one of `SEQUENCE_ACTIONS`, to the sequences and tensors `inputs`; `output` is its result.
 
     `axis` is the axis of concatenation or splitting; with `new_axis` the elements lack it (stacking).
@@ -109,8 +101,7 @@ class SequenceStep:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostStep:
+class HostStep(NamedTuple):
     """Apply `action`, one of `HOST_ACTIONS`, with its `settings` to the tensors `inputs`; `outputs` are its results.
 
     Strings are passed as positions in the executor's string table.
@@ -233,7 +224,7 @@ def _host(record: Record, last: int) -> HostStep:
                 for key, kind in action.settings.items()}  # fmt: skip
     try:
         action.prepare(settings)
-    except (PatternError, KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise damaged(passed.where, str(error), f"settings of the action {name!r}") from error
     return HostStep(name, inputs, outputs, settings, record.get("source", str))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -73,6 +72,8 @@ def _link(descriptor: int, path: Path) -> None:
     try:  # with the descriptor of a folder Python calls linkat, which follows the link below /proc
         os.link(source, path.name, dst_dir_fd=folder)
     except OSError:  # a security policy may refuse links
+        import shutil  # 2 ms, which loading and running a model does without
+
         named = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, stat.S_IMODE(os.fstat(descriptor).st_mode))
         with open(source, "rb") as contents, open(named, "wb") as copy:
             shutil.copyfileobj(contents, copy)

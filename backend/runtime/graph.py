@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from relayc.backend.runtime.dtype import data_type, nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError
@@ -48,8 +48,7 @@ _MAX_BYTES = 1 << 48
 _STORAGE = ("input", "output", "param", "arena", "slot", "value", "own")
 
 
-@dataclass(frozen=True, slots=True)
-class GraphTensor:
+class GraphTensor(NamedTuple):
     """A tensor; `place` is a byte offset (arena), a position (input, output) or a weight's name (param) by `storage`.
 
     With `is_sequence` it is a sequence of tensors (`backend.runtime.sequences`) of this element type, its shape ().
@@ -93,8 +92,7 @@ class GraphTensor:
         return nbytes_of(self.dtype, last + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class GraphNode:
+class GraphNode(NamedTuple):
     """One kernel call: function `func` of the module on the input, output and scratch tensors, in that order.
 
     `ops` and `sources` name the operators and the nodes of the imported model that it computes; `flops` and `bytes`
@@ -113,8 +111,7 @@ class GraphNode:
     sizes: tuple[Size, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GraphStrings:
+class GraphStrings(NamedTuple):
     """A graph's string constants by number, and the positions of its string inputs and outputs."""
 
     table: tuple[str, ...]
@@ -122,8 +119,7 @@ class GraphStrings:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphKVCache:
+class GraphKVCache(NamedTuple):
     """A KV cache: an input that the executor keeps, with capacity for rows along `axis`, `length` of them valid.
 
     `length` is a size variable that no input binds, `added` the number of rows that a run appends.

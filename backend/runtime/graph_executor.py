@@ -14,7 +14,8 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
 
@@ -23,7 +24,6 @@ from relayc.backend.runtime.artifact import BoundModel, CompiledModel
 from relayc.backend.runtime.checks import position_of, positive
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device, device
-from relayc.backend.runtime.dynamic import DynamicRunner
 from relayc.backend.runtime.errors import (
     ArgumentError,
     ArtifactError,
@@ -38,14 +38,20 @@ from relayc.backend.runtime.layouts import bind_sizes, shapes_of
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, from_dlpack
-from relayc.backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from relayc.backend.runtime.runners import CapturingRunner
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import Size, size_text
 from relayc.backend.runtime.static import StaticRunner
 from relayc.backend.runtime.timing import BenchmarkResult, measure
 
+if TYPE_CHECKING:
+    from relayc.backend.runtime.dynamic import DynamicRunner
+    from relayc.backend.runtime.profiler import NodeTiming, Report
+
 __all__ = ["GraphModule", "create"]
+
+_PROFILER = "relayc.backend.runtime.profiler"
+"""Imported where it is used: it takes 3 ms, which running a model does without."""
 
 
 def create(
@@ -147,7 +153,9 @@ class GraphModule:
         """Create the runner, with all memory whose size is known."""
         around = self._graph, self.module, self._context, self.device, self._params
         if self._graph.is_dynamic:
-            self._dynamic = DynamicRunner(*around, self._inputs.strings.table)
+            # imported here: it takes 7 ms, which static shapes do without
+            dynamic = import_module("relayc.backend.runtime.dynamic")
+            self._dynamic = dynamic.DynamicRunner(*around, self._inputs.strings.table)
         else:
             self._static = StaticRunner(*around, self._inputs)
             for position, memory in self._output_memory.items():
@@ -514,12 +522,13 @@ class GraphModule:
             self._has_run = True
         graph = self._graph
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
-        return Report(calls, facts)
+        return import_module(_PROFILER).Report(calls, facts)
 
     def _time_nodes(self, repeat: int) -> list[NodeTiming]:
         """The median time of each node in `repeat` runs after a warm-up."""
+        profiler = import_module(_PROFILER)
         if self._static is not None:
-            return node_timings(self._graph, self._static.time_nodes(repeat))
+            return profiler.node_timings(self._graph, self._static.time_nodes(repeat))
         assert self._dynamic is not None
         inputs = self._inputs.values
         runs: list[dict[int, list[float]]] = []
@@ -529,7 +538,7 @@ class GraphModule:
                 inputs, self._inputs.kept_sizes, lambda node, seconds, run=run: run[id(node)].append(seconds)
             )
             runs.append(run)
-        return dynamic_timings(self._graph, runs[1:])
+        return profiler.dynamic_timings(self._graph, runs[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its model, weights included, and KV caches; inputs and outputs stay behind."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 __all__ = ["facts_html", "table_html"]
+
+
+def _escape(text: str) -> str:
+    from html import escape  # 2 ms, which loading and running a model does without
+
+    return escape(text)
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> str:
@@ -14,7 +19,7 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers
 
     def line(cells: Sequence[str], tag: str) -> str:
         styled = [
-            f'<{tag} style="text-align:{"right" if is_right else "left"}">{escape(cell)}</{tag}>'
+            f'<{tag} style="text-align:{"right" if is_right else "left"}">{_escape(cell)}</{tag}>'
             for cell, is_right in zip(cells, right, strict=True)
         ]
         return f"<tr>{''.join(styled)}</tr>"
@@ -26,7 +31,7 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers
 def facts_html(title: str, facts: Sequence[tuple[str, str]]) -> str:
     """A title over a table of names and values."""
     rows = "".join(
-        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+        f'<tr><th style="text-align:left">{_escape(name)}</th><td style="text-align:left">{_escape(value)}</td></tr>'
         for name, value in facts
     )
-    return f"<div><b>{escape(title)}</b><table>{rows}</table></div>"
+    return f"<div><b>{_escape(title)}</b><table>{rows}</table></div>"

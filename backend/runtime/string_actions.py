@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.host_action import HostAction, Prepared, Settings
-from relayc.backend.runtime.regex import Pattern
 from relayc.backend.runtime.strings import Strings
+
+if TYPE_CHECKING:
+    from relayc.backend.runtime.regex import Pattern
 
 __all__ = ["STRING_ACTIONS"]
 
@@ -23,6 +26,11 @@ Array = np.ndarray[Any, Any]
 
 _START, _END = "\x02", "\x03"
 """Start and end markers of the tokenizer."""
+
+
+def _pattern(expression: str) -> Pattern:
+    # imported here: it takes 3 ms, which models without such expressions do without
+    return import_module("relayc.backend.runtime.regex").Pattern(expression)
 
 
 def _each(x: Array, function: Callable[[Any], Any]) -> Strings:
@@ -45,7 +53,7 @@ def _concat(settings: Settings) -> Prepared:
 
 
 def _full_match(settings: Settings) -> Prepared:
-    pattern = Pattern(settings["expression"])
+    pattern = _pattern(settings["expression"])
     return lambda x: (_each(x, pattern.matches).astype(bool),)
 
 
@@ -90,9 +98,9 @@ def _splitter(settings: Settings) -> Callable[[str, int], list[str]]:
     if token == "." or list(separators) == [""]:
         return lambda text, _: list(text)
     if token:
-        wanted = Pattern(token)
+        wanted = _pattern(token)
         return lambda text, least: _tokens(wanted, text, least)
-    cuts = [Pattern(separator) for separator in separators]
+    cuts = [_pattern(separator) for separator in separators]
 
     def split(text: str, least: int) -> list[str]:
         parts = [text]

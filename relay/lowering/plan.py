@@ -8,7 +8,7 @@ tensors in memory, checks sizes and calls the functions of the kernels. Its stat
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, partial, reduce
 from operator import attrgetter
 
@@ -90,7 +90,7 @@ def _code_of(graph: Graph) -> Hashable:
 @cache
 def _code_fields(step: type[Step]) -> attrgetter[Hashable]:
     """The fields of steps without those that are for messages or the executor, and the graphs inside of them."""
-    return attrgetter(*[field.name for field in fields(step) if field.name not in _NOT_IN_CODE])
+    return attrgetter(*[name for name in step._fields if name not in _NOT_IN_CODE])
 
 
 _NOT_IN_CODE = frozenset(("source", "settings", "graph", "graphs"))
@@ -99,13 +99,13 @@ _NOT_IN_CODE = frozenset(("source", "settings", "graph", "graphs"))
 def _with_plans_inside(step: Step, entries: EntryFunctions, around: frozenset[str]) -> Step:
     if isinstance(step, IfStep):
         yes, no = (with_plans(graph, entries, around) for graph in step.graphs)
-        return replace(step, graphs=(yes, no))
+        return step._replace(graphs=(yes, no))
     if isinstance(step, LoopStep) and step.entry is None:
         body, carried, turns = with_plans(step.graph, entries, around), len(step.carried), None
         plan = PlanFrame.of(body, around)
         if TurnsFrame.can_run(plan, carried):
             turns = _Turns(TurnsFrame(plan, carried)).add_to(entries, _TURNS_NAME)
-        return replace(step, graph=body, turns=turns)
+        return step._replace(graph=body, turns=turns)
     return step
 
 

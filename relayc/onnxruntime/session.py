@@ -7,10 +7,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from relayc.onnxruntime.errors import (
 )
 from relayc.onnxruntime.executors import Executors
 from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
-from relayc.onnxruntime.profile import RunLog
 from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
 from relayc.runtime import (
     ArgumentError,
@@ -47,6 +46,11 @@ from relayc.runtime import (
     device,
     load_model,
 )
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from relayc.onnxruntime.profile import RunLog
 
 __all__ = ["CPU", "CUDA", "InferenceSession", "get_available_providers"]
 
@@ -87,7 +91,10 @@ class InferenceSession:
         self._source = path_or_bytes
         self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
         self._reported = _Reported(self._model_path)
-        self._run_log = RunLog(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        self._run_log: RunLog | None = None
+        if self._options.enable_profiling:
+            # imported here: it takes 3 ms, which sessions without profiles do without
+            self._run_log = import_module("relayc.onnxruntime.profile").RunLog(self._options.profile_file_prefix)
         self._workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self.set_providers(providers, provider_options)
@@ -343,6 +350,8 @@ class InferenceSession:
         """Like `run`, in another thread."""
         with self._lock:
             if self._workers is None:
+                from concurrent.futures import ThreadPoolExecutor  # 1 ms, which `run` does without
+
                 self._workers = ThreadPoolExecutor(os.cpu_count() or 1, "relayc-session")
         return self._workers.submit(self.run, output_names, input_feed, run_options)
 
