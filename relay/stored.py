@@ -1,8 +1,8 @@
 """Constants whose values stay in the file of a model until they are needed.
 
 A model of gigabytes is compiled weight by weight: packing a weight fetches it and releases it afterwards. Any other use
-fetches the values once and keeps them. Weights multiplied by factors, or in a larger type, are such constants too: they
-are computed while they are fetched, and take no memory of their own.
+fetches the values once and keeps them. Weights multiplied by factors, dequantised, or in a larger type, are such
+constants too: they are computed while they are fetched, and take no memory of their own.
 """
 
 from __future__ import annotations
@@ -135,20 +135,38 @@ class StoredConstant(Constant):
     @staticmethod
     def scaled(weight: Constant, factors: Array, axis: int) -> StoredConstant:
         """`weight` times `factors`, one for each index of dimension `axis`, rounded once to the type of `weight`."""
-        stored = weight if isinstance(weight, StoredConstant) and not weight.is_loaded else None
-        shape, dtype = (weight.data.shape, weight.data.dtype) if stored is None else stored._form
-        axes = tuple(range(len(shape))) if stored is None else stored._axes
+        dtype = weight._form[1] if isinstance(weight, StoredConstant) else weight.data.dtype
+        return StoredConstant._computed(weight, dtype, _multiply, [factors], axis)
+
+    @staticmethod
+    def dequantized(codes: Constant, scale: Array, zero_point: Array, axis: int) -> StoredConstant:
+        """(codes - zero point) * scale in float32, with one scale and zero point, or one for each index of `axis`."""
+        return StoredConstant._computed(codes, np.dtype(np.float32), _dequantize, [scale, zero_point], axis)
+
+    @staticmethod
+    def _computed(
+        source: Constant, dtype: np.dtype[Any], compute: Callable[..., None], parameters: Sequence[Array], axis: int
+    ) -> StoredConstant:
+        """The constant whose values ``compute(values of source, *parameters, out)`` writes.
+
+        A parameter has one value, or one for each index of dimension `axis`.
+        """
+        stored = source if isinstance(source, StoredConstant) and not source.is_loaded else None
+        shape, axes = (source.data.shape, None) if stored is None else (stored._form[0], stored._axes)
+        along = axis if axes is None else axes[axis]
         row_elements = max(math.prod(shape[1:]), 1)
-        by_dimension = factors.reshape([-1 if a == axes[axis] else 1 for a in range(len(shape))])
+        laid = [p.reshape([-1 if a == along else 1 for a in range(len(shape))]) for p in parameters]
 
         def fill(array: Array, start: int) -> None:
             rows = slice(start // row_elements, start // row_elements + len(array))
-            if stored is not None:
-                stored._fill(array, start)
-            values = weight.data[rows] if stored is None else array
-            _multiply(values, by_dimension[rows] if axes[axis] == 0 else by_dimension, array)
+            if stored is None:
+                values = source.data[rows]
+            else:
+                values = array if stored._form[1] == array.dtype else np.empty(array.shape, stored._form[1])
+                stored._fill(values, start)
+            compute(values, *[p[rows] if along == 0 and p.size > 1 else p for p in laid], array)
 
-        return StoredConstant(shape, dtype, fill, axes, span=weight.span)
+        return StoredConstant(shape, dtype, fill, axes, span=source.span)
 
     @staticmethod
     def widened(constant: Constant, dtype: np.dtype[Any]) -> StoredConstant:
@@ -203,6 +221,13 @@ def _multiply(a: Array, b: Array, out: Array) -> None:
         np.multiply(a, b, out=out)  # the nearest value to the product, as float64 would give; four times as fast
     else:
         np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
+
+
+def _dequantize(codes: Array, scale: Array, zero_point: Array, out: Array) -> None:
+    out[...] = codes
+    if zero_point.any():
+        out -= zero_point.astype(np.float32)
+    out *= scale
 
 
 def _loaded(data: Array, span: Span | None) -> Constant:

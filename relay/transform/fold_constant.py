@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ from relayc.relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGe
 from relayc.relay.interpreter import apply_reference
 from relayc.relay.op.base import OpDef
 from relayc.relay.op.elementwise import Cast
+from relayc.relay.op.qnn import Dequantize
 from relayc.relay.op.transform import Transpose
 from relayc.relay.sizes import size_variables
 from relayc.relay.stored import StoredConstant
@@ -106,19 +107,23 @@ def _fold_call(call: Call, can_fail: bool, max_bytes: int, max_macs: int) -> Exp
     if grows or result > max(_HUGE, _WIDENING * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     if result > max_bytes and args:
-        unfetched = _unfetched(op, cast(Constant, args[0]))
+        unfetched = _unfetched(op, [cast(Constant, a) for a in args])
         if unfetched is not None:
             return unfetched
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)
 
 
-def _unfetched(op: OpDef, source: Constant) -> StoredConstant | None:
-    """The result of a cast to a larger type, or of a transpose, whose values are computed where they are needed."""
+def _unfetched(op: OpDef, args: Sequence[Constant]) -> StoredConstant | None:
+    """The result of a cast to a larger type, a dequantisation, or a transpose, whose values are computed where they are
+    needed."""
+    source = args[0]
     match op:
         case Cast() if source.dtype.nbytes < dtype(op.dtype).nbytes:
             stored, wide = numpy_dtype(str(source.dtype)), numpy_dtype(op.dtype)
             return StoredConstant.widened(source, wide) if source.shape and np.can_cast(stored, wide) else None
+        case Dequantize() if source.shape:
+            return StoredConstant.dequantized(source, args[1].data, args[2].data, op.axis % len(source.shape))
         case Transpose() if isinstance(source, StoredConstant):
             return source.transposed(op.axes)
         case _:

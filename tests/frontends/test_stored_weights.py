@@ -18,6 +18,7 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file, tensors, weights
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Constant
+from relayc.relay.op.qnn import Dequantize
 from relayc.relay.stored import StoredConstant
 from relayc.relay.transform import FoldScaleAxis, panels
 from relayc.te.ir import IRModule, PassContext
@@ -356,3 +357,25 @@ def test_weights_in_a_larger_type_are_converted_as_they_are_fetched(axes: tuple[
     np.testing.assert_array_equal(rows.reshape(3, -1), (values if is_stored else values.transpose(axes))[2:5])
     np.testing.assert_array_equal(wide[0].transposed((1, 0)).data, values.transpose(axes).T)
     assert not wide[0].is_loaded
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_dequantised_weights_are_computed_as_they_are_fetched(axes, axis: int | None) -> None:
+    codes = np.arange(-60, 60, dtype=np.int8).reshape(12, 10)
+
+    def fill(array: np.ndarray, start: int) -> None:
+        array.reshape(-1)[...] = codes.reshape(-1)[start : start + array.size]
+
+    source = StoredConstant(codes.shape, codes.dtype, fill, axes)
+    shape = () if axis is None else (source.shape[axis],)
+    scale = np.linspace(0.1, 1, max(shape, default=1), dtype=np.float32).reshape(shape)
+    zero = np.arange(max(shape, default=1), dtype=np.int8).reshape(shape)
+    expected = Dequantize(axis=axis or 0).reference(codes.transpose(axes), scale, zero)
+    for constant in (source, Constant(codes.transpose(axes))):
+        found = StoredConstant.dequantized(constant, scale, zero, axis or 0)
+        np.testing.assert_array_equal(found.data, expected)
+        found.release()
+        rows = expected if found.rows == len(expected) else expected.T
+        np.testing.assert_array_equal(fetched(found, 3, 8).reshape(5, -1), rows[3:8])
+    assert not source.is_loaded
