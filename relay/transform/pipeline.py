@@ -92,9 +92,9 @@ def default_pipeline(
         # -- the model as imported, in operators that the rest of the pipeline knows
         CheckIndices(target),  # first: the positions as the model gives them, before a constant one is folded away
         EncodeStrings(),  # no later pass knows strings
-        RecognizeBlockWeights(),  # before CanonicalizeQuantization and FoldConstant, which would dequantise the weights
+        *only(cpu, FakeQuantizationToInteger(target)),  # reads the `qnn` operators that the next passes lower
+        RecognizeBlockWeights(),  # what data stay floats; before CanonicalizeQuantization, which dequantises weights
         *only(gpu, UnpackWeights()),  # after RecognizeBlockWeights, whose `nn.dense_bits` it lowers
-        *only(cpu, FakeQuantizationToInteger(target)),  # reads the `qnn` operators that the next pass lowers
         CanonicalizeQuantization(),  # what has not become integer arithmetic is floats from here on
         FoldConstant(),  # so that patterns find constants: exporters compute weights, shapes and scales in the graph
         DeadCodeElimination(),  # drops what only folded values used; fewer users mean more matches below

@@ -152,3 +152,41 @@ def test_a_table_that_is_multiplied_too_is_stored_once(tmp_path: Path):
     np.testing.assert_allclose(result, real[indices] @ real.T, rtol=1e-4, atol=1e-3)
     lib.save(str(tmp_path / "tied.relayc"))
     assert os.path.getsize(tmp_path / "tied.relayc") <= 1.05 * (packed.nbytes + scales.size * 4) + (32 << 10)
+
+
+@pytest.mark.parametrize("form", ["matmul", "transposed after", "transposed before", "axis"])
+@pytest.mark.parametrize(("kind", "rows"), [("int8", 1), ("uint8", 4), ("uint8", "n"), ("int8", 64)])
+def test_8_bit_weights_with_one_scale_stay_packed_for_few_rows(form, kind, rows):
+    """As in decoders whose head is the quantised table of their embedding; many rows multiply faster as floats."""
+    _, numpy_type, low, high = TYPES[kind]
+    depth, columns = 60, 40
+    stored = (depth, columns) if form in ("matmul", "axis") else (columns, depth)
+    codes, count = RANDOM.integers(low, high, stored).astype(numpy_type), (columns,) if form == "axis" else ()
+    weights = {"w": codes, "s": RANDOM.uniform(0.01, 0.1, count).astype(np.float32),
+               "z": RANDOM.integers(low, high, count).astype(numpy_type)}  # fmt: skip
+    turn = {"before": ("w", "s", "z"), "after": ("t", "s", "z")}
+    if form == "transposed before":
+        nodes = [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+                 helper.make_node("DequantizeLinear", turn["after"], ["r"])]  # fmt: skip
+    else:
+        made = "d" if form == "transposed after" else "r"
+        nodes = [helper.make_node("DequantizeLinear", turn["before"], [made], axis=1)]
+        nodes += [helper.make_node("Transpose", ["d"], ["r"], perm=[1, 0])] if made == "d" else []
+    nodes.append(helper.make_node("MatMul", ["x", "r"], ["y"]))
+    x = RANDOM.normal(size=(3 if rows == "n" else rows, depth)).astype(np.float32)
+    result, kernels, _ = run(model(nodes, {"x": (rows, depth)}, weights), {"x": x})
+    real = (codes - weights["z"].astype(np.float32)) * weights["s"]
+    np.testing.assert_allclose(result, x @ (real if stored[0] == depth else real.T), rtol=1e-4, atol=1e-3)
+    assert any("nn.dense_blocks" in ops for ops in kernels) == (rows != 64)
+
+
+def test_rows_of_a_table_with_one_scale_are_dequantised_after_they_are_taken(tmp_path: Path):
+    codes = RANDOM.integers(0, 256, (20_000, 64)).astype(np.uint8)
+    weights = {"w": codes, "s": np.array(0.1, np.float32), "z": np.array(7, np.uint8)}
+    nodes = [helper.make_node("DequantizeLinear", list(weights), ["r"]),
+             helper.make_node("Gather", ["r", "i"], ["y"], axis=0)]  # fmt: skip
+    indices = np.array([[3, 19_999, 0]])
+    result, _, lib = run(model(nodes, {"i": indices.shape}, weights), {"i": indices})
+    np.testing.assert_array_equal(result, (codes[indices] - np.float32(7)) * np.float32(0.1))
+    lib.save(str(tmp_path / "table.relayc"))
+    assert os.path.getsize(tmp_path / "table.relayc") < codes.nbytes * 1.1

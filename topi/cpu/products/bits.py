@@ -76,7 +76,7 @@ def schedule_dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: T
 
 
 def _plan(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
-    """Tiles of a panel's columns: half of the registers hold the sums of a block, the others those of all blocks.
+    """Tiles of a panel's columns: half of the registers hold the sums of a block, the others those of several blocks.
 
     With few registers the latter are spilled, which costs less than shorter tiles (Zen 4, AVX2, 4 x 1024 x 65536, int8:
     one tile of 4 rows 3.0 ms, two of 2 rows 5.3).
@@ -85,7 +85,8 @@ def _plan(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
     *row_dims, columns = StoreOrder.of(out).result.shape
     rows, panels = constant_size(row_dims), -(-constant_size([columns]) // panel)
     spare = spare_registers(target, "fma" if product.sums.dtype == "float32" else "dot4")
-    spare += 0 if has_few_registers(target) else target.vector_registers // 2 - 1
+    if product.blocks > 1 and not has_few_registers(target):
+        spare += target.vector_registers // 2 - 1
     steps = product.blocks * product.steps
     height = tile_rows(target, rows, panel, steps, panels, temporaries=spare, apart=product.row_bytes)
     tiles = -(-rows // height)
