@@ -11,9 +11,9 @@ from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors
+from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import has_few_fill_buffers
-from relayc.topi.cpu.transposes.facts import PAGE_BYTES, SHARES, TransposeFacts
+from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index
 
@@ -199,14 +199,6 @@ _PARTS_APART = 8
 """Cache lines of each output row where output rows are a multiple of pages apart."""
 _WHOLE_ROW_BYTES = 512
 """Input rows are taken whole up to so many bytes."""
-_FEW_ROWS, _PARTS_OF_FEW_ROWS = 16, 2
-"""Most output rows, and cache lines of each, where the caches hold few of the input's rows."""
-_LINES_OF_ROWS, _PARTS_BY_LINES = 2, 2
-"""Cache lines of each input row in a tile, and of each output row, where a store is a whole cache line."""
-_LINES_OF_PAGES = 8
-"""Cache lines of each input row where these are pages apart."""
-_LONG_LINE_BYTES = 1024
-"""Least bytes of an input row for several of its cache lines in a tile. (Rows of 1020 bytes took 12 % longer.)"""
 _TILES_AHEAD = 4
 """Prefetch distance in tiles where tiles take up whole output rows."""
 _ROWS_AHEAD = 64
@@ -293,20 +285,10 @@ def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
 
     The rest is a part of the next tile where rows begin anywhere.
     """
-    (rows, columns), l2 = facts.static_sizes, facts.caches.l2
-    shared, as_in_memory = facts.has_set_conflicts, facts.has_unaligned_rows
+    (rows, columns), l2, unaligned = facts.static_sizes, facts.caches.l2, facts.has_unaligned_rows
     whole_rows = rows == facts.row_stride and rows * facts.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
-    if whole_rows:
-        height = rows
-    by_lines = _is_stored_by_lines(facts)
-    if by_lines and (not shared or (facts.stride_alignment >= PAGE_BYTES and as_in_memory)):
-        height = min(height * (_LINES_OF_PAGES if shared else _LINES_OF_ROWS), rows)
-    if by_lines and not shared:
-        parts = _PARTS_BY_LINES
-    elif as_in_memory:  # one more line is transposed, mostly in vain where there are few
+    if unaligned:  # one more line is transposed, mostly in vain where there are few
         parts = _LINE_PARTS
-    elif shared and height <= _FEW_ROWS:
-        parts = _PARTS_OF_FEW_ROWS
     elif facts.is_page_strided:
         parts = _PARTS_APART
     else:
@@ -314,14 +296,8 @@ def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
     width = min(max(parts * facts.line, facts.lanes), columns)
     run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
     ahead = min(_ROWS_AHEAD, max(l2 // facts.stride_alignment, facts.block)) * facts.row_stride
-    return PackedTiles(facts, height, width, run, ahead, shared, as_in_memory)
-
-
-def _is_stored_by_lines(facts: TransposeFacts) -> bool:
-    """Whether a store is a whole cache line, so that tiles had better take more of each input row."""
-    nbytes = facts.tensor.dtype.nbytes
-    long = facts.row_stride * nbytes >= _LONG_LINE_BYTES
-    return has_line_vectors(facts.target) and nbytes > 1 and long and not facts.is_page_strided
+    height = rows if whole_rows else height
+    return PackedTiles(facts, height, width, run, ahead, facts.has_set_conflicts, unaligned)
 
 
 _ROWS = 256
