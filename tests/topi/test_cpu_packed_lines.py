@@ -116,14 +116,6 @@ def test_planes_of_short_lines_are_packed(planes, side, kind) -> None:
     np.testing.assert_array_equal(result(padded(x, (0, 1, 1), (0, 1, 1), "constant"), [x], [array]), expected)
 
 
-def test_whole_planes_need_no_divisions() -> None:
-    x = te.placeholder((64, 28, 28), "int8", "x")
-    text = str(lowered(padded(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
-    assert " in parallel(4):" in text and " in range(225):" in text  # 16 planes of 900 bytes are 225 cache lines
-    planes = text.split(" in range(225):")[0]
-    assert "prefetch(" not in planes and "// 30" not in planes and "% 30" not in planes
-
-
 def test_short_lines_with_edge_padding_are_not_packed() -> None:
     x = te.placeholder((700, 14, 14), "int8", "x")
     assert "allocate" not in str(lowered(padded(x, (0, 1, 1), (0, 1, 1), "edge"), [x]))

@@ -114,7 +114,7 @@ def parallel_outer(
     count = 1
     while count < len(axes) and fuses_inner(axes[:count], target):
         count += 1
-    outer = s[tensor].fuse(*axes[:count]) if count > 1 else axes[0]
+    outer = s[tensor].fuse(*axes[:count])
     parallel(s, tensor, outer, operations, vector_lanes(target))
     return [outer, *axes[count:]]
 

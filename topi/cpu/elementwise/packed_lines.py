@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
 from relayc.te.tir.substitute import substitute
@@ -36,8 +35,6 @@ _PART_OF_L2 = 16
 _SHORTEST_BYTES, _SHORTEST_MASKED, _LEAST_BYTES = 32, 16, 1024
 """Shortest rows that are packed, in bytes; shortest ones with masked loads, which are slow without prefetches; and the
 least bytes of a chunk where rows are shorter than cache lines."""
-_PLANES_BYTES = 8192
-"""Least bytes of chunks of whole planes."""
 _SHORT_CHUNK, _SHORT_LINE = 48, 768
 """For cores with few line-fill buffers: most cache lines of a chunk whose stores overlap with packing of the next one
 (an out-of-order window of some 300 instructions), and the length in bytes below which padded rows of larger chunks are
@@ -46,14 +43,13 @@ stored unpacked; for longer ones the shared cache lines cost more than the stall
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
-    """Chunks of `count` rows or planes of `out`, whose dimensions are its last `behind`; the others are collapsed.
+    """Chunks of `count` rows of `out`, whose other dimensions are collapsed.
 
     `inputs`: the large inputs, which are read in memory order. `level`: of the cache that they are prefetched to.
     """
 
     out: te.Tensor
     count: int
-    behind: int
     inputs: Sequence[LineRead]
     level: int
 
@@ -63,54 +59,47 @@ class PackedLines:
 
         Large inputs must be read in memory order.
         """
-        op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
+        shape = static_shape(out)
         if isinstance(shape, Refused):
             return shape
         if len(shape) < 2 or not is_beyond_caches(out, target):
             return Refused("the caches hold the output, or it has one dimension")
-        borders = list(conditions(op))
-        masked = [condition for source, condition in borders if isinstance(source.body[0], Call)]
-        few, line = has_few_fill_buffers(target), shape[-1] * size
-        by_masks = bool(masked) and not (few and has_line_vectors(target))  # else stored unpacked
-        planes = by_masks and any(op.axis[-2].var in post_order((condition,)) for condition in masked)
-        found = _planes(shape, size, target) if planes else None
-        found = found or _lines(line, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
-        inputs = line_reads(op) if found else None
-        if not found or not inputs:
+        borders, few, line = list(conditions(out.op)), has_few_fill_buffers(target), shape[-1] * out.dtype.nbytes
+        masked = any(isinstance(source.body[0], Call) for source, _ in borders)
+        by_masks = masked and not (few and has_line_vectors(target))  # else stored unpacked
+        count = _rows_of_chunk(line, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
+        inputs = line_reads(out.op) if count else None
+        if not inputs:
             return Refused("rows are whole cache lines, or too short or long, or inputs not read in memory order")
-        chunk, behind = found[0] * line, found[1]
-        if few and borders and len(inputs) == behind == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
+        chunk = count * line
+        if few and borders and len(inputs) == 1 and chunk > _SHORT_CHUNK * LINE_BYTES and line < _SHORT_LINE:
             return Refused(f"chunks of {chunk} bytes stall a core with few line-fill buffers")
         are_separate = few and len(inputs) > 1 and chunk <= target.cache_bytes.l1 // 4
-        return PackedLines(out, *found, inputs, level=2 if are_separate else 1)
+        return PackedLines(out, count, inputs, level=2 if are_separate else 1)
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
-        """Schedule the output; returns it, the loop over chunks, and the stage of rows or planes computed there."""
+        """Schedule the output; returns it, the loop over chunks, and the stage of rows computed there."""
         lines = self._collapse(s)
         out = s.outputs[0].output(0)
-        axes = s[out].op.axis
-        chunk, within = s[out].split(s[out].fuse(*axes[: -self.behind]), factor=self.count)
+        *outer, column = s[out].op.axis
+        chunk, within = s[out].split(s[out].fuse(*outer), factor=self.count)
         s[out].pragma(chunk, "loop_partition_hint")
-        inside = s[out].fuse(within, *axes[-self.behind :])
-        vectors, vector = s[out].split(inside, factor=LINE_BYTES // out.dtype.nbytes)
+        vectors, vector = s[out].split(s[out].fuse(within, column), factor=LINE_BYTES // out.dtype.nbytes)
         s[out].vectorize(vector)
         self._prefetch_ahead(s, out, vectors)
         attach(s, lines, out, chunk)
         return out, [chunk], lines
 
     def _collapse(self, s: te.Schedule) -> te.Tensor:
-        """Recompute the output from a stage with all dimensions in front of rows or planes collapsed; returns that."""
+        """Recompute the output from a stage with all dimensions in front of rows collapsed; returns that."""
         op, shape = self.out.op, self._outer
         assert isinstance(op, te.ComputeOp)
-        outer, behind = op.axis[: len(shape)], op.axis[len(shape) :]
+        *outer, column = op.axis
         place = IterVar(Range(0, math.prod(shape)), Var("place"), "data")
         values = {axis.var: i for axis, i in zip(outer, unravel_index(place.var, shape), strict=True)}
         body = [substitute(e, values) for e in op.body]
-        lines = te.ComputeOp(op.name, op.tag, op.attrs, [place, *behind], body).output(0)
-
-        def in_shape(*i: Any) -> PrimExpr:
-            return lines(ravel_index(i[: len(shape)], shape), *i[len(shape) :])
-
+        lines = te.ComputeOp(op.name, op.tag, op.attrs, [place, column], body).output(0)
+        in_shape = lambda *i: lines(ravel_index(i[:-1], shape), i[-1])  # noqa: E731
         s.recompute(self.out, te.compute(self.out.shape, in_shape, name=op.name, tag="injective"))
         return s.current(lines)
 
@@ -125,41 +114,28 @@ class PackedLines:
 
         It is computed once per chunk, for its first row.
         """
-        behind = [constant_size([d]) for d in self.out.shape[-self.behind :]]
-        size, width = self.count * math.prod(behind), behind[-1]
-        gap = read.stride - read.parts * width
+        width = constant_size(self.out.shape[-1:])
+        size, gap = self.count * width, read.stride - read.parts * width
         steps = self.count * rows_ahead(size * self.out.dtype.nbytes)
         last = math.prod(self._outer) - 1
 
         def place(*first: PrimExpr) -> list[PrimExpr]:
             flat = ravel_index(first, self.out.shape)
             begin = te.min(flat // size * self.count + steps, last)
-            start = read.place([*unravel_index(begin, self._outer), *[const(0)] * self.behind])
+            start = read.place([*unravel_index(begin, self._outer), const(0)])
             return [start + flat % size * read.parts + flat % size // width * gap]
 
         return place
 
     @property
     def _outer(self) -> list[int]:
-        """Sizes of the dimensions in front of rows or planes."""
-        return [constant_size([d]) for d in self.out.shape[: -self.behind]]
+        """Sizes of the dimensions in front of rows."""
+        return [constant_size([d]) for d in self.out.shape[:-1]]
 
 
-def _lines(line: int, shortest: int, target: Target) -> tuple[int, int] | None:
-    """Return how many rows of `line` bytes make whole cache lines, and 1 dimension; None if too many or one."""
+def _rows_of_chunk(line: int, shortest: int, target: Target) -> int:
+    """How many rows of `line` bytes make whole cache lines; 0 where one does, rows are shorter, or chunks too large."""
     count = rows_of_whole_lines(line)
     count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
     fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
-    return (count, 1) if fits and count > 1 else None
-
-
-def _planes(shape: Sequence[int], size: int, target: Target) -> tuple[int, int] | None:
-    """Return how many planes of short rows make whole cache lines, and 2 dimensions; None if rows suit better.
-
-    With collapsed rows the row of a plane would take divisions; inside of planes it is a loop.
-    """
-    line, plane = shape[-1] * size, math.prod(shape[-2:]) * size
-    count = rows_of_whole_lines(plane)
-    count *= max(_PLANES_BYTES // (count * plane), 1)
-    fits = line <= LINE_BYTES and count * plane <= target.cache_bytes.l1 // 2
-    return (count, 2) if fits and count <= math.prod(shape[:-2]) else None
+    return count if fits and count > 1 else 0

@@ -83,7 +83,7 @@ def tile_windows(
         line_axes.insert(0, block)
     s[out].reorder(*line_axes, x_outer, channel_outer, *inner)
     if alone:
-        lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
+        lines = s[out].fuse(*line_axes)
         parallel(s, out, lines, work, lanes)
         s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:

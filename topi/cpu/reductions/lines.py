@@ -108,7 +108,7 @@ def _loops_over_blocks(s: te.Schedule, tensor: te.Tensor) -> list[te.IterVar]:
 
 def _factored(s: te.Schedule, tensor: te.Tensor, axes: list[te.IterVar]) -> te.Tensor:
     """Factor (`rfactor`) the reduction into local partial results for each iteration of the loops over `axes`."""
-    made = s.rfactor(tensor, s[tensor].fuse(*axes) if len(axes) > 1 else axes[0])
+    made = s.rfactor(tensor, s[tensor].fuse(*axes))
     assert isinstance(made, te.Tensor)
     s[made].set_scope("local")
     return made

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -108,7 +107,8 @@ class _Parts:
     def runs(self, parts: Sequence[int], count: int) -> int:
         """Runs of the input, up to gaps that shuffles skip, in which the first `count` elements of `parts` lie."""
         sizes, strides = [self.sizes[i] for i in parts], [self.stride(i) for i in parts]
-        places = sorted(sum(map(operator.mul, _places(n, sizes), strides)) for n in range(count))
+        all_places = itertools.product(*[range(0, n * step, step) for n, step in zip(sizes, strides, strict=True)])
+        places = sorted(map(sum, itertools.islice(all_places, count)))
         return 1 + sum(b - a > MOST_INTERLEAVED for a, b in itertools.pairwise(places))
 
 
@@ -192,12 +192,12 @@ class PermutedTiles:
         apart, together = self._apart, [i for i in (*self.rows, *self.columns) if i not in self._apart]
         if parts.size(together) < LINE_BYTES // out.dtype.nbytes and not apart:
             together = [*self._grid, *together]
-        column = _fused(s, out, [loops[i] for i in together])
+        column = s[out].fuse(*[loops[i] for i in together])
         line, width = LINE_BYTES // out.dtype.nbytes, parts.size(self.columns)
         if self.transposed:
             height = self._height()
             if apart:
-                row = _fused(s, out, [loops[i] for i in apart])
+                row = s[out].fuse(*[loops[i] for i in apart])
                 tile, _ = s[out].split(row, factor=height * width // parts.size(together))
             else:
                 tile, column = s[out].split(column, factor=height * width)
@@ -296,18 +296,6 @@ def _pieces(
     parts = _Parts.of(shape, order, {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}})
     small = parts.size(parts.inside) * max(size, out.dtype.nbytes) <= most
     return parts if small and parts.outside else None
-
-
-def _places(n: int, sizes: Sequence[int]) -> list[int]:
-    found: list[int] = []
-    for size in reversed(sizes):
-        n, place = divmod(n, size)
-        found.insert(0, place)
-    return found
-
-
-def _fused(s: te.Schedule, out: te.Tensor, loops: Sequence[te.IterVar]) -> te.IterVar:
-    return s[out].fuse(*loops) if len(loops) > 1 else loops[0]
 
 
 def _joined(parts: _Parts, axis: int, at: dict[int, Any]) -> PrimExpr:
