@@ -94,6 +94,16 @@ def test_concatenated_vectors_are_four_cache_lines_loaded_without_masks() -> Non
     assert "gather" not in code and "shufflevector" in code and "masked.load" not in main
 
 
+@pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
+def test_short_rows_padded_at_both_ends_are_loaded_as_vectors(kind) -> None:
+    x, array = te.placeholder((9984, 6), kind, "x"), np.random.default_rng(0).integers(0, 99, (9984, 6)).astype(kind)
+    out = topi.nn.pad(x, (0, 1), (0, 1), 0)
+    module = lowered(out, [x])
+    code = backend.build(module, target=backend.Target("llvm -mcpu=x86-64-v4")).get_source("raw-ll")
+    assert "gather" not in code and "shufflevector" in code
+    np.testing.assert_array_equal(result(out, [x], [array]), np.pad(array, ((0, 0), (1, 1))))
+
+
 @pytest.mark.parametrize("kind", ["float16", "float32"])
 @pytest.mark.parametrize("by_pair", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import and_, or_
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.convert import computed
@@ -10,7 +11,14 @@ from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.index import add_index, index_of, index_operand, is_index, splatted_int
 from relayc.backend.llvm.codegen.math import CONTRACTED
 from relayc.backend.llvm.codegen.vector_index import COMPARE_INTS, known_outcomes
-from relayc.backend.llvm.codegen.vectors import call_overloaded, flags_text, slice_lanes, splat, value_of_branches
+from relayc.backend.llvm.codegen.vectors import (
+    call_overloaded,
+    flags_text,
+    known_flags,
+    slice_lanes,
+    splat,
+    value_of_branches,
+)
 from relayc.backend.llvm.types import compute_type, register_type
 from relayc.te.dtype import DType, dtype
 from relayc.te.tir import (
@@ -197,6 +205,9 @@ def emit_logical(e: Emitter, expr: Logical) -> str:
         b = e.value(expr.b)
         if b in decided or b in neutral:
             return b if b in decided else a
+        first, second = known_flags(a), known_flags(b)
+        if first is not None and second is not None:
+            return flags_text(list(map(and_ if is_and else or_, first, second)))
         return e.text.pure(f"{'and' if is_and else 'or'} {kind} {a}, {b}")
     return _short_circuit(e, expr.b, a, is_and)
 
