@@ -1,20 +1,20 @@
-"""Schedules as ordered candidates: each schedules a group, or says why it does not serve."""
+"""Schedules as ordered candidates: each schedules a group, or says why it does not serve; and plans of one output."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from relayc import te
-from relayc.te.ir.decisions import Refused, first_of
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["Candidate", "KernelFacts", "schedule_by"]
+__all__ = ["Candidate", "KernelFacts", "Plan", "apply_plan", "schedule_by"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,3 +64,20 @@ def schedule_by(candidates: Sequence[Candidate[Facts]], facts: Facts) -> te.Sche
     """The schedule of the first candidate that serves; the last one always has to."""
     named = [(name, partial(schedule, facts)) for name, schedule in candidates]
     return first_of(f"schedule of {facts.anchor.tag}", named)
+
+
+Loops = TypeVar("Loops", covariant=True)
+
+
+class Plan(Protocol[Loops]):
+    """How an output is scheduled, as a dataclass: its fields say what `apply` does, which returns the loops outside."""
+
+    def apply(self, s: te.Schedule) -> Loops:
+        """Schedule the output."""
+        ...
+
+
+def apply_plan(s: te.Schedule, subject: str, plan: Plan[Loops]) -> Loops:
+    """Apply a plan, and record it as the decision on `subject`, with its fields."""
+    note(subject, type(plan).__name__, plan, at=plan.apply)
+    return plan.apply(s)

@@ -22,13 +22,14 @@ from relayc.te.tir import (
     Var,
     as_int,
 )
+from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import conditions, reads
 from relayc.topi.cpu.common import attach, fuses_inner, parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
-from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch_runs, prefetch_where_masked
+from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch_where_masked
 from relayc.topi.cpu.elementwise.packed_lines import PackedLines
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_elements, rows_of_whole_lines
+from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements, rows_of_whole_lines
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
@@ -125,11 +126,6 @@ def _only_moves_data(op: te.Operation) -> bool:
         elif not isinstance(e, ProducerLoad) and not isinstance(e, IntImm | FloatImm):
             return False
     return True
-
-
-def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
-    """True if the output exceeds the caches and its lines have several vectors."""
-    return is_beyond_caches(out, target) and constant_size([extent]) >= 4 * lanes
 
 
 def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
@@ -267,7 +263,7 @@ class _OutputSchedule:
         return self.is_transposed and bool(self.transpose) and not self.transpose.is_static
 
     def _tiled(self) -> list[te.IterVar] | Refused:
-        return self.tiles.apply(self.s) if self.tiles else self.tiles
+        return apply_plan(self.s, "pieces", self.tiles) if self.tiles else self.tiles
 
     def _several_lines(self) -> list[te.IterVar] | Refused:
         s, out = self.s, self.out
@@ -292,7 +288,7 @@ class _OutputSchedule:
     def _packed_rows(self) -> list[te.IterVar] | Refused:
         if self.rows and self.strided is None and self.line is not None:
             return Refused("lines are buffered")
-        return self.rows.apply(self.s) if self.rows else self.rows
+        return apply_plan(self.s, "chunks", self.rows) if self.rows else self.rows
 
     def _transposed(self) -> list[te.IterVar] | Refused:
         if not self.transpose:
@@ -359,7 +355,7 @@ class _OutputSchedule:
         if not packed:
             bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
             return bounded or self._vectorize(self.out, axes, extent)
-        self.written, chunks, lines = packed.apply(self.s)
+        self.written, chunks, lines = apply_plan(self.s, "chunks", packed)
         if bordered:
             _vectorize_between_borders(self.s, lines, self.lanes)
         else:
@@ -391,10 +387,9 @@ class _OutputSchedule:
         each = elements_per_step(extent, self.lanes, self.vectors)
         if self.flat and self.is_first:
             prefetch_elements(s, tensor, vectors, each, self.target)
-        by_lines = not self.flat and self.alone and tensor is self.out and period is None
-        apart = by_lines and prefetch_runs(s, tensor, vectors, each, self.target)
-        if by_lines and not apart and _is_long(self.out, extent, self.lanes, self.target):
-            prefetch_lines_read(s, tensor, vectors, each, self.target)
+        if not self.flat and self.alone and tensor is self.out and period is None:
+            several_vectors = constant_size([extent]) >= 4 * self.lanes
+            prefetch_lines_read(s, tensor, vectors, each, self.target, several_vectors=several_vectors)
         return [*outer, vectors]
 
 

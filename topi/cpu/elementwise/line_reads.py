@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Var
 
-__all__ = ["LineRead", "line_reads", "prefetch_lines_read", "prefetch_runs", "prefetch_where_masked"]
+__all__ = ["LineRead", "line_reads", "prefetch_lines_read", "prefetch_where_masked"]
 
 _LARGE_PARTS = 4
 """Inputs of at least this fraction (1/n) of the output's elements are taken to come from memory."""
@@ -131,39 +131,39 @@ def _stride(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
     return known[-2] if in_order else None
 
 
-def prefetch_lines_read(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
+def prefetch_lines_read(
+    s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target, *, several_vectors: bool
+) -> None:
     """Prefetch later inputs in each iteration of `loop`, which computes so many `elements` of a row.
 
-    Prefetches go in memory order, through all parts of a row. Where rows are not whole cache lines, so that stores
-    can't be non-temporal and read before they write, the output is prefetched for writing, too; with little
-    arithmetic only for 64-byte vectors, whose stores cross cache lines.
+    On cores with few line-fill buffers, inputs of which only a part of each row is read are prefetched alone, to L2:
+    hardware prefetchers fetch what lies between such runs, too, or stop at each.
+
+    Otherwise, where the output exceeds the caches and rows are `several_vectors`, all are, in memory order, through all
+    parts of a row. Where rows are not whole cache lines, so that stores can't be non-temporal and read before they
+    write, the output is prefetched for writing, too; with little arithmetic only for 64-byte vectors, whose stores
+    cross cache lines.
     """
-    inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
-    whole, long_vectors = width * size % LINE_BYTES == 0, has_line_vectors(target)
-    if not inputs or ((whole or not long_vectors) and _are_fetched(out.op, inputs, target)):
+    few, far = has_few_fill_buffers(target), several_vectors and is_beyond_caches(out, target)
+    if not few and not far:
         return
-    _prefetch(s, out, loop, elements, inputs, target)
-    if not whole:
-        ahead = elements_ahead(size, target)
-        s[out].prefetch(out, loop, te.Prefetch(ahead, 1, in_memory(out), _lines(out, elements), written=True))
-
-
-def prefetch_runs(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> bool:
-    """Prefetch later rows of inputs of which only a part of each row is read; returns whether there are any.
-
-    Hardware prefetchers fetch what lies between such runs, too, or stop at each. On cores with few line-fill buffers
-    only what is read is prefetched, to L2.
-    """
-    if not has_few_fill_buffers(target):
-        return False
-    width, inputs = constant_size(out.shape[-1:]), line_reads(out.op) or ()
+    inputs, size, width = line_reads(out.op) or (), out.dtype.nbytes, constant_size(out.shape[-1:])
 
     def leaves_lines(read: LineRead) -> bool:
         return (read.stride - read.parts * width) * read.tensor.dtype.nbytes >= LINE_BYTES
 
     runs = [read for read in inputs if leaves_lines(read) and is_streamed(read.tensor, 1, target)]
-    _prefetch(s, out, loop, elements, runs, target, level=2)
-    return bool(runs)
+    if runs and few:
+        _prefetch(s, out, loop, elements, runs, target, level=2)
+        return
+    whole, long_vectors = width * size % LINE_BYTES == 0, has_line_vectors(target)
+    fetched = (whole or not long_vectors) and _are_fetched(out.op, inputs, target)
+    if not inputs or fetched or not far:
+        return
+    _prefetch(s, out, loop, elements, inputs, target)
+    if not whole:
+        ahead = elements_ahead(size, target)
+        s[out].prefetch(out, loop, te.Prefetch(ahead, 1, in_memory(out), _lines(out, elements), written=True))
 
 
 def prefetch_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, first_of, note
+from relayc.te.ir.decisions import Refused, first_of
 from relayc.te.tir import IterVar, Var, as_int
+from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.transposes.facts import TransposeFacts
@@ -104,9 +105,7 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts) -> list[te.IterVar]:
         *[(name, partial(kind.of, facts) if beyond_caches else lambda: held) for name, kind in _BEYOND_CACHES],
         *[(name, partial(kind.of, facts)) for name, kind in _OTHERS],
     ]
-    plan = first_of("transpose", candidates)
-    note("tiles", type(plan).__name__, plan, at=plan.apply)
-    return plan.apply(s)
+    return apply_plan(s, "tiles", first_of("transpose", candidates))
 
 
 def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:
