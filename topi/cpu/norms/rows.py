@@ -44,9 +44,8 @@ __all__ = ["schedule_rowwise"]
 _BATCHES, _BATCH_SHARE = (2, 4), 24
 """Numbers of short rows that are batched, and the divisor of the L1 size that their results may take: the out-of-order
 window covers about a row of 10 vectors with its statistics."""
-_FEWEST_FLATTENED, _FEWEST_OF_LOGARITHM = 8, 16
-"""Shortest rows, in elements, that are faster flattened than transposed in registers; rows of a log-softmax also wait
-for the logarithm of their sum."""
+_FEWEST_FLATTENED = 8
+"""Shortest rows, in elements, that are faster flattened than transposed in registers."""
 _SHARE_OF_PAIRS = 8
 """Divisor of the L1 size for two batched rows of a norm of 16-bit elements: their passes convert, and wait for
 statistics in longer rows, too."""
@@ -94,9 +93,8 @@ def _flattened(rows: RowFacts) -> te.Schedule | Refused:
     flat = FlattenedSoftmax.of(rows)
     if not flat:
         return flat
-    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(rows.anchor) else _FEWEST_FLATTENED
-    if flat.line.length < fewest and TransposedRows.of(rows):
-        return Refused(f"rows of {flat.line.length} elements, fewer than {fewest}, are faster transposed in registers")
+    if flat.line.length < _FEWEST_FLATTENED and TransposedRows.of(rows):
+        return Refused(f"rows of {flat.line.length} elements are faster transposed in registers")
     return flat.schedule()
 
 
