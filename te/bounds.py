@@ -37,13 +37,15 @@ _LOCAL_RANK = 3
 class Guard:
     """`value < limit` (or `value >= 0` without a limit) must hold for an iteration to count.
 
-    A `likely` guard is taken out of the main part of a loop by loop partitioning; others stay where they are.
+    A `likely` guard is taken out of the main part of a loop by loop partitioning; others stay where they are. With
+    `zeros` an iteration that does not count stores zeros.
     """
 
     value: Poly
     limit: Poly | None
     of_reduce_axis: bool
     likely: bool = True
+    zeros: bool = False
 
     def variables(self) -> frozenset[Var]:
         """The loop variables and sizes it depends on."""
@@ -165,6 +167,22 @@ class Bounds:
                 starts[axis] = (self.math.dim(axis.dom.min), self.math.dim(axis.dom.extent))
         threads = self.threads.setdefault(self.kernel_of(stage), {})
         self.loops[stage] = derive_loops(self.math, stage, starts, threads)
+        self._check_overruns(stage)
+
+    def _check_overruns(self, stage: Stage) -> None:
+        """Raise ScheduleError for loops that compute of elements past the ends of tensors with no memory for them."""
+        overrunning = {leaf.var for leaf in stage.leaf_iter_vars if stage.attrs_of(leaf).overrun == "computed"}
+        if not overrunning:
+            return
+        values = self.loops[stage].root_values()
+        for source in {t.op: None for t in stage.op.input_tensors if not self._paths[self._stage_of[t.op]]}:
+            assert isinstance(stage.op, ComputeOp)
+            read = [self.math.poly(index, values) for load in _reads_of(stage.op, source) for index in load.indices]
+            past_end = overrunning.intersection([var for index in read for atom in index.atoms() for var in atom.vars])
+            if past_end:
+                raise ScheduleError(f"stage {stage.name}: overrun of {', '.join(v.name for v in past_end)}: it reads "
+                                    f"{source.name}, which has no elements past its end; compute that at a loop around "
+                                    "this stage, or store zeros there")  # fmt: skip
 
     def _check_attachment(self, stage: Stage) -> None:
         if stage.attach != "at":
@@ -547,12 +565,22 @@ def _root_guards(math: IndexMath, loops: Loops, starts: Mapping[IterVar, tuple[P
         value = loops.values[axis] = math.merge(loops.values[axis] + start)
         assert axis.dom is not None
         first, extent = math.dim(axis.dom.min), math.dim(axis.dom.extent)
-        of_reduce_axis = axis.kind == "reduce"
-        if of_reduce_axis:
+        if axis.kind == "reduce":
             continue
         if not math.nonneg(value - first):
-            loops.guards.append(Guard(value - first, None, of_reduce_axis))
-        _require(math, loops, value, first + extent, of_reduce_axis)
+            loops.guards.append(Guard(value - first, None, of_reduce_axis=False))
+        _require_before_end(math, loops, value, first + extent)
+
+
+def _require_before_end(math: IndexMath, loops: Loops, value: Poly, end: Poly) -> None:
+    """A guard for the end of a tensor, unless loops overrun it: then only their first iterations are tested."""
+    kinds = {leaf.var: loops.stage.attrs_of(leaf).overrun for leaf in loops.stage.leaf_iter_vars}
+    used = [kinds.get(var, "") for atom in value.atoms() for var in atom.vars]
+    if not any(used):
+        _require(math, loops, value, end, False)
+    elif not math.nonneg(end - 1 - value):
+        tested = math.poly(math.expr(value), {var: number(0) for var, kind in kinds.items() if kind == "computed"})
+        loops.guards.append(Guard(tested, end, of_reduce_axis=False, likely=False, zeros="zeros" in used))
 
 
 def loop_extents(stage: Stage) -> tuple[dict[IterVar, PrimExpr], list[PrimExpr], dict[IterVar, Dim]]:

@@ -327,7 +327,8 @@ class StageNest:
 
     def _guarded(self, position: int, body: Stmt) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):
-            body = IfThenElse(guard_expr(self.math, guard), body)
+            zeros = self._init_nest(position + 1) if guard.zeros else None
+            body = IfThenElse(guard_expr(self.math, guard), body, zeros)
         return body
 
     def _predicated(self, body: Stmt) -> Stmt:
@@ -496,7 +497,7 @@ class StageNest:
         return self._init_guards(len(self.leaves), body, lambda p: p)
 
     def _init_nest(self, position: int) -> Stmt:
-        """The loops over data axes from `position` inwards, with fresh variables, storing the start values."""
+        """The loops over data axes from `position` inwards, with fresh variables, storing the start values or zeros."""
         data = [leaf for leaf in self.leaves[position:] if leaf.kind != "reduce"]
         fresh: dict[Var, Var] = {}
         for leaf in data:
@@ -519,14 +520,20 @@ class StageNest:
         return body
 
     def _start(self, renamed: Callable[[Poly], Poly]) -> Stmt:
-        """Store the start values, under the stage's predicate."""
+        """Store the start values or zeros, under the stage's predicate."""
         values = {iv.var: renamed(self.values[iv.var]) for iv in self._op().axis}
         stores: list[Stmt] = []
-        reduction = self._reduction()
-        for i, start in enumerate(reduction.init or reduction.combiner.identity):
+        for i, start in enumerate(self._start_values()):
             buffer, indices = self._target(i, values)
             stores.append(BufferStore(buffer, self.nests.lower(start, values), indices))
         return self._predicated(seq(stores))
+
+    def _start_values(self) -> Sequence[PrimExpr]:
+        """What the elements of a reduction start from; zeros of other stages."""
+        if not self._op().reduce_axis:
+            return [ops.const(0, tensor.dtype) for tensor in self._op().outputs]
+        reduction = self._reduction()
+        return reduction.init or reduction.combiner.identity
 
     def _init_guards(self, position: int, body: Stmt, renamed: Callable[[Poly], Poly]) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):
@@ -546,5 +553,3 @@ def _store_all(targets: Sequence[tuple[Buffer, tuple[PrimExpr, ...]]], results: 
     for holder, result in reversed(list(zip(holders, results, strict=True))):
         body = LetStmt(holder, result, body)
     return body
-
-

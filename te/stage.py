@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from relayc.te.errors import ScheduleError
 from relayc.te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
@@ -117,6 +117,8 @@ class LoopAttrs:
     align: tuple[int, int] | None = None
     limit: PrimExpr | None = None
     """the most iterations, an expression over the variables of loops around this one"""
+    overrun: Literal["", "zeros", "computed"] = ""
+    """what the iterations past the end of the tensor store, where they are not guarded"""
 
 
 class Stage:
@@ -396,6 +398,22 @@ class Stage:
         if attrs.kind is not None or attrs.thread is not None:
             raise self._error("limit", f"of {axis.var.name}, which is not serial; limit a loop around it")
         attrs.limit = iterations
+
+    def overrun(self, axis: IterVar, zeros: bool = False) -> None:
+        """Let a loop run past the end of the tensor, in a region with memory for all its iterations.
+
+        A guard is tested for the first iteration only, so that a register tile has no test for each of its rows
+        (Halide's RoundUp). The elements past the end are computed of those past the ends of the inputs, which must be
+        stages computed at a loop around this one; or with `zeros`, for stages that do not reduce, each iteration past
+        the end stores zeros. Outputs of the schedule have no memory past their ends.
+        """
+        self._check_not_reduction("overrun", axis, "terms past its end would change the result")
+        if zeros and not (isinstance(self.op, ComputeOp) and not self.op.reduce_axis):
+            raise self._error("overrun", f"of {axis.var.name} with zeros, for computes without a reduction only")
+        if self.is_output:
+            raise self._error("overrun", f"of {axis.var.name} of an output, which has no memory past its end; "
+                              "cache_write it and let that run past the end")  # fmt: skip
+        self.loop_attrs.setdefault(axis, LoopAttrs()).overrun = "zeros" if zeros else "computed"
 
     def prefetch(self, tensor: Tensor, axis: IterVar, ahead: Prefetch | Any) -> None:
         """Prefetch a part of `tensor` in each iteration of the loop: see `Prefetch`.

@@ -399,3 +399,65 @@ def test_only_serial_loops_are_limited():
     s[c].parallel(block)
     with pytest.raises(ScheduleError, match=r"limit of i\.outer, which is not serial"):
         s[c].limit(block, te.const(1))
+
+
+def blocks_of_rows(rows: int) -> tuple[te.Tensor, te.Tensor, te.Schedule]:
+    """Twice the square of each element of a dynamic number of rows, in blocks of 8 that are squared by tiles of 4."""
+    n = te.size_var("n")
+    a = te.placeholder((n, 3), name="a")
+    b = te.compute((n, 3), lambda i, j: a[i, j] * a[i, j], name="b")
+    c = te.compute((n, 3), lambda i, j: b[i, j] + b[i, j], name="c")
+    d = te.compute((n, 3), lambda i, j: c[i, j], name="d")
+    s = te.create_schedule(d)
+    block, _ = s[d].split(d.op.axis[0], factor=8, tail="predicate")
+    tile, row = s[c].split(c.op.axis[0], factor=rows, tail="shift")
+    left = te.floordiv(n - block * 8 + (rows - 1), rows)
+    s[b].overrun(b.op.axis[0], zeros=True)
+    s[b].limit(b.op.axis[0], left * rows)
+    s[c].overrun(row)
+    s[c].unroll(row)
+    s[c].limit(tile, left)
+    s[b].compute_at(s[d], block)
+    s[c].compute_at(s[d], block)
+    return a, d, s
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+@pytest.mark.parametrize("count", [1, 4, 5, 8, 13, 24])
+def test_tiles_overrun_into_zeros_past_the_end(count: int, rows: int):
+    a, d, s = blocks_of_rows(rows)
+    module = te.lower(s, [a, d])
+    array, result = RNG.standard_normal((count, 3)).astype("float32"), np.zeros((count, 3), "float32")
+    Interpreter(module, check_uninitialized=True)("main", array, result)
+    np.testing.assert_allclose(result, 2 * array * array, rtol=1e-6)
+    squared = [line for line in str(module).splitlines() if "c[" in line.split("=")[0]]
+    assert len(squared) == rows, "one version of the tile, without a test for each row"
+
+
+def test_only_loops_with_memory_past_the_end_overrun():
+    a, d, s = blocks_of_rows(4)
+    (c,) = d.op.input_tensors
+    (b,) = c.op.input_tensors
+    with pytest.raises(ScheduleError, match=r"overrun of j of an output, which has no memory past its end"):
+        s[d].overrun(d.op.axis[1])
+    s[b].compute_inline()
+    with pytest.raises(ScheduleError, match=r"it reads a, which has no elements past its end"):
+        te.lower(s, [a, d])
+    _, sums = row_sums(4, 3)
+    s = te.create_schedule(te.compute((4,), lambda i: sums[i], name="copy"))
+    with pytest.raises(ScheduleError, match=r"overrun of the reduce axis k"):
+        s[sums].overrun(sums.op.reduce_axis[0])
+    with pytest.raises(ScheduleError, match=r"with zeros, for computes without a reduction"):
+        s[sums].overrun(sums.op.axis[0], zeros=True)
+
+
+def test_parts_that_do_not_fill_the_memory_of_a_stage_stay_guarded():
+    a = te.placeholder((10,), name="a")
+    b = te.compute((10,), lambda i: a[i] + 1.0, name="b")
+    c = te.compute((10,), lambda i: b[i] * 2.0, name="c")
+    s = te.create_schedule(c)
+    _, inner = s[b].split(b.op.axis[0], factor=4)
+    s[b].overrun(inner, zeros=True)
+    array, result = RNG.standard_normal(10).astype("float32"), np.zeros(10, "float32")
+    Interpreter(te.lower(s, [a, c]))("main", array, result)
+    np.testing.assert_allclose(result, array * 2 + 2, rtol=1e-6)

@@ -34,14 +34,16 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where the number of tiles is dynamic, a second version goes tile by tile, for images with fewer of them than a block
-    has; where only the number of images is, another one is planned for several.
+    Where the number of tiles is dynamic, a block may have fewer of them. Of transposed results, and where all products
+    read one transformed input, a second version goes tile by tile instead, for images with fewer tiles than a block
+    has. Where only the number of images is dynamic, another version is planned for several.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
     *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
     s = _arranged(outs, anchor, target, plan)
-    if not all((*images, height, width)) and plan.block > 1:
+    whole_blocks = plan.weights_once or order.is_transposed
+    if whole_blocks and plan.block > 1 and not all((*images, height, width)):
         s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     batch = order.result.shape[0]
     if isinstance(batch, int) or not (height and width):
@@ -63,21 +65,28 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     out = outs[0]
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
-    order = StoreOrder.of(out)
+    tiles, order = spectrum.shape[2], StoreOrder.of(out)
+    is_partial = not (isinstance(tiles, int) or plan.weights_once or order.is_transposed)
     inline_injective(s, outs, keep=[anchor, *order.kept])
     lanes = vector_lanes(target)
     dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
     if order.is_transposed:
         t_outer, panel, vector, line = _transpose_output(s, out, order.source, plan, width, target)
     else:
-        t_outer, panel, vector, line = _tile_output(s, out, plan, width, dilation)
+        t_outer, panel, vector, line = _tile_output(s, out, plan, width, dilation, is_partial)
     result = order.source if order.is_transposed else out
     for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
         _transform(s, half, across)
         s[half].compute_at(s[result], place)
-    _schedule_product(s, anchor.output(0), plan, lanes, target)
+    product_tiles = _schedule_product(s, anchor.output(0), plan, lanes, target, is_partial)
     s[anchor].compute_at(s[out], panel)
     chunk = _schedule_input(s, spectrum, lanes)
+    if is_partial:
+        t = s[spectrum].op.axis[2]
+        register_tiles = te.floordiv(tiles - t_outer.var * plan.block + (plan.rows - 1), plan.rows)
+        s[spectrum].overrun(t, zeros=True)
+        s[spectrum].limit(t, register_tiles * plan.rows)
+        s[anchor].limit(product_tiles, register_tiles)
     column = _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
     patch = stages["winograd_patch"]
@@ -115,11 +124,12 @@ _LIKELY_SIDE = 256
 
 
 def _tile_output(
-    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int, dilation: int
+    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int, dilation: int, is_partial: bool
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
     """Split the output: blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
 
-    Returns the loops over blocks, panels, vectors and lines. A guard at the store masks pixels past the end of a line.
+    Returns the loops over blocks, panels, vectors and lines. A guard at the store masks pixels past the end of a line,
+    and where the last block `is_partial`, tiles past its end.
     """
     *images, y, x, c = s[out].op.axis
     firsts: list[te.IterVar] = []
@@ -130,7 +140,8 @@ def _tile_output(
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
     x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
     s[out].reorder(*images, *firsts, y, x, c, y_inner, x_inner)
-    block, t = s[out].split(s[out].fuse(*images, *firsts, y, x), factor=plan.block, tail="shift")
+    tail = "predicate" if is_partial else "shift"
+    block, t = s[out].split(s[out].fuse(*images, *firsts, y, x), factor=plan.block, tail=tail)
     panel, within = s[out].split(c, factor=plan.panel, tail="predicate")
     vector, lane = s[out].split(within, factor=lanes)
     if plan.weights_once:
@@ -200,8 +211,13 @@ def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: i
             s[patch].prefetch(data, across, te.Prefetch(apart * data.shape[-1]))
 
 
-def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int, target: Target) -> None:
-    """A matrix product at each position of the transformed tiles, tiles by outputs, in register tiles."""
+def _schedule_product(
+    s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int, target: Target, is_partial: bool
+) -> te.IterVar:
+    """A matrix product at each position of the transformed tiles, tiles by outputs, in register tiles.
+
+    Returns the loop over register tiles, whose last one runs past the end of a block that `is_partial`.
+    """
     accumulator = s.cache_write(product, "local")
     _, _, t, channel = s[product].op.axis
     t_outer, t_inner = s[product].split(t, factor=plan.rows, tail="shift")
@@ -217,6 +233,10 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     for loop in leaves[leaves.index(depth) + 1 : leaves.index(column)]:
         s[accumulator].unroll(loop)
     vectorize_panel(s, accumulator, column, plan.panel, lanes)
+    if is_partial:
+        s[product].overrun(t_inner)
+        s[accumulator].overrun(row)
+    return t_outer
 
 
 def _stream_weights(
