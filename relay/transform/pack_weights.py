@@ -23,7 +23,7 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Call, Constant, Expr, Function, const
 from relayc.relay.expr_functor import rewrite_calls
 from relayc.relay.op import broadcast
-from relayc.relay.op.base import make_call
+from relayc.relay.op.base import OpDef, OpPattern, make_call
 from relayc.relay.op.broadcast import Subtract
 from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.layout import LayoutTransform
@@ -301,14 +301,17 @@ class _Packer:
             return call
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
         width = self._width(m, n, k, 0 if op.transpose_a else k, dtype=call.dtype)
-        packed = _in_panels(b, width, columns, transposed=op.transpose_b)
         before, transpose_a = before_transposition(a), op.transpose_a
         in_cache = reads_transposed(self.target, m, k)
         if before is not None and (in_cache or transpose_a):
             a, transpose_a = before, not transpose_a
         elif transpose_a and not in_cache:
             a, transpose_a = make_call("transpose", (a,), call.span, axes=swapped_axes(a)), False
-        made = Call(BatchMatmulPacked(columns=columns, transpose_a=transpose_a), (a, packed), span=call.span)
+        if _may_be_a_column(b, columns) and not transpose_a and not op.transpose_b:
+            made = make_call(op.replace(transpose_a=False, panel=width), (a, b), call.span)
+        else:
+            packed = _in_panels(b, width, columns, transposed=op.transpose_b)
+            made = Call(BatchMatmulPacked(columns=columns, transpose_a=transpose_a), (a, packed), span=call.span)
         return reshaped(made, call.shape, call.span)
 
     def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
@@ -580,6 +583,15 @@ def _unsigned(quantized: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
     unsigned = unflipped(quantized)
     quantized = flipped(quantized) if unsigned is None else unsigned
     return quantized, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
+
+
+def _may_be_a_column(b: Expr, columns: Dim) -> bool:
+    """Can matrices of floats have a single column at run time, which is then read in place?
+
+    False for those that are computed by what is fused with their packing.
+    """
+    is_fused = isinstance(b, Call) and isinstance(b.op, OpDef) and b.op.pattern <= OpPattern.INJECTIVE
+    return not isinstance(columns, int) and b.dtype.is_float and not isinstance(b, Constant) and not is_fused
 
 
 def _in_panels(b: Expr, width: int, columns: Dim, *, transposed: bool) -> Expr:

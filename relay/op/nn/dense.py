@@ -129,7 +129,7 @@ class BatchMatmul(OpDef):
 
     a is (..., M, K), with `transpose_a` (..., K, M); b is (..., K, N), with `transpose_b` (..., N, K): (..., M, N).
     (C1) both inputs have one element type; (C2) two dimensions or more; (C3) their K are equal; (C4) the leading
-    dimensions broadcast.
+    dimensions broadcast. With `panel` the kernel packs b in panels of so many columns.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -139,6 +139,7 @@ class BatchMatmul(OpDef):
     transpose_a: bool = False
     transpose_b: bool = True
     out_dtype: str | None = None
+    panel: int | None = None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         require_same_dtype(1, a, b)
@@ -153,7 +154,11 @@ class BatchMatmul(OpDef):
         return TensorType((*batch, rows, columns), self.out_dtype or a.dtype)
 
     def compute(self, a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        return topi.nn.batch_matmul(a, b, self.transpose_a, self.transpose_b, self.out_dtype)
+        if self.panel is None:
+            return topi.nn.batch_matmul(a, b, self.transpose_a, self.transpose_b, self.out_dtype)
+        panels = topi.nn.pack_panels(b, self.panel, not self.transpose_b)
+        columns = b.shape[-2 if self.transpose_b else -1]
+        return topi.nn.batch_matmul_packed(a, panels, columns, self.out_dtype, self.transpose_a)
 
     def reference(self, a: Array, b: Array) -> Array:
         left = np.swapaxes(a, -1, -2) if self.transpose_a else a

@@ -92,7 +92,10 @@ def _lane_sums(s: te.Schedule, anchor: te.Operation, lanes: int) -> tuple[te.Ten
 
 
 def single_column(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule | Refused:
-    """A product with packed panels of which one column is used: it is copied, and each result is a sum of vectors."""
+    """A product with packed panels of which one column is used, from where it was packed, or a copy of it.
+
+    Each result is a sum of vectors.
+    """
     out, dtype = outs[0], anchor.output(0).dtype
     if anchor.attrs["transpose_a"] or anchor.attrs.get("form", "fma") != "fma" or str(dtype) not in _SUMMED_BY_LANES:
         return Refused("vectors along the reduction are not contiguous, or no plain products")
@@ -101,12 +104,14 @@ def single_column(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     s, lanes = te.create_schedule([out.op for out in outs]), vector_lanes(target)
     inline_injective(s, outs, keep=[anchor])
     result = local_accumulator(s, anchor, out)
-    used = s.cache_read(operands(anchor)[1], "global", [result])
     *batch, row, column = s[out].op.axis
     s[out].reorder(*batch, column, row)
-    s[used].compute_at(s[out], s[out].fuse(*batch, column))
-    _, inner = s[used].split(s[used].op.axis[-2], factor=lanes)
-    s[used].vectorize(inner)
+    matrix, panels = s[out].fuse(*batch, column), operands(anchor)[1]
+    if isinstance(panels.op, te.PlaceholderOp):
+        used = s.cache_read(panels, "global", [result])
+        s[used].compute_at(s[out], matrix)
+        _, inner = s[used].split(s[used].op.axis[-2], factor=lanes)
+        s[used].vectorize(inner)
     parallel(s, out, row, _work(out, anchor), lanes)
     s[result].compute_at(s[out], row)
     vectorize_reduction(s, result, lanes, (out, row))

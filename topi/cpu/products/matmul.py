@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir.decisions import Refused, first_of
+from relayc.te.tir import EQ
 from relayc.topi.cpu.common import (
     local_accumulator,
     operands,
@@ -307,16 +308,26 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     column = single_column(outs, anchor, target)
     if not column:
         return s
-    column.specialize_small(s, unless=columns <= 1)
+    column.specialize_small(s, unless=EQ(columns, te.const(1)))
     return column
+
+
+def _pack(s: te.Schedule, panels: te.Tensor, target: Target) -> None:
+    """Pack the right operand before the product; threads share the panels."""
+    *outer, _, lane = s[panels].op.axis
+    lanes = vector_lanes(target)
+    parallel(s, panels, s[panels].fuse(*outer), constant_size(panels.shape), lanes)
+    vectorize_panel(s, panels, lane, constant_size(panels.shape[-1:]), lanes)
 
 
 def _batch_matmul_packed(
     outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan
 ) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    inline_injective(s, outs, keep=[anchor])
+    out, panels = outs[0], operands(anchor)[1]
+    inline_injective(s, outs, keep=[anchor, panels.op])
+    if isinstance(panels.op, te.ComputeOp):
+        _pack(s, panels, target)
     accumulator = local_accumulator(s, anchor, out)
     order = StoreOrder.of(out)
     batch, row, column = order.loops_of_matrices(s, out)
