@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relayc import relay
+from relayc import relay, te
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.interpreter import evaluate
 from relayc.relay.lowering.collapse_dimensions import CollapseDimensions
 from relayc.te.ir import PassContext
+
+RNG = np.random.default_rng(0)
 
 
 def merged(body: relay.Expr, *params: relay.Var) -> tuple[list[tuple[int, ...]], tuple[int, ...] | None]:
@@ -101,6 +103,21 @@ def test_smaller_tensors_are_broadcast_along_collapsed_dimensions(shapes, small)
     for other in params[1:]:
         y = relay.multiply(relay.add(y, other), relay.const(np.full((1,) * len(shapes[0]), 2, np.float32)))
     assert merged(y, *params) == (small, None)
+
+
+def test_dynamic_dimensions_collapse_where_nothing_is_transposed() -> None:
+    n, c, h, w = (te.size_var(name) for name in "nchw")
+    x, scale = relay.var("x", (n, c, h, w)), relay.var("scale", (c, 1, 1))
+    function = relay.Function((x, scale), relay.multiply(x, scale))
+    changed = CollapseDimensions().transform(function, PassContext.current())
+    assert [len(p.tensor_type.shape) for p in changed.params] == [3, 3]
+    assert changed.params[0].tensor_type.shape[:2] == (n, c)
+    moved = relay.Function((x,), relay.transpose(x, (0, 2, 3, 1)))
+    assert CollapseDimensions().transform(moved, PassContext.current()) is moved
+    module = graph_executor.GraphModule(relay.build(function, "llvm")["default"](device("cpu", 0)))
+    for shape in ((2, 3, 4, 5), (1, 7, 1, 1), (3, 1, 9, 33), (1, 40, 2, 3), (2, 0, 3, 3), (2, 3, 0, 5)):
+        a, b = RNG.random(shape, np.float32), RNG.random((shape[1], 1, 1), np.float32)
+        np.testing.assert_array_equal(module.infer({"x": a, "scale": b})[0], a * b)
 
 
 def test_other_functions_are_unchanged() -> None:
