@@ -42,6 +42,7 @@ from relayc.relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflip
 from relayc.relay.op.transform import Transpose
 from relayc.relay.stored import StoredConstant, fetched
 from relayc.relay.transform.builders import array_of, is_call_of
+from relayc.relay.transform.fold_constant import unfetched
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.winograd import winograd_shape, winograd_tiles
 from relayc.te.dtype import dtype as parse_dtype
@@ -494,7 +495,9 @@ def _move(call: Call) -> Expr:
 
 def _value(call: Call) -> Constant:
     """The value of a call of constants."""
-    assert isinstance(call.op, OpDef)
-    if isinstance(call.op, Transpose) and isinstance(call.args[0], StoredConstant):
-        return call.args[0].transposed(call.op.axes)
-    return Constant(apply_reference(call.op, [array_of(a) for a in call.args], call.ty), span=call.span)
+    args = [a for a in call.args if isinstance(a, Constant)]
+    assert isinstance(call.op, OpDef) and len(args) == len(call.args)
+    stored = unfetched(call.op, args)
+    if stored is not None:
+        return stored
+    return Constant(apply_reference(call.op, [a.data for a in args], call.ty), span=call.span)

@@ -21,7 +21,7 @@ from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import dtype
 from relayc.te.ir import PassContext, post_order, rewrite_dag
 
-__all__ = ["FoldConstant"]
+__all__ = ["FoldConstant", "unfetched"]
 
 PassContext.declare_option(
     "relay.FoldConstant.max_bytes", 1 << 20, "constants larger than this are folded only if they grow little"
@@ -103,20 +103,20 @@ def _fold_call(call: Call, can_fail: bool, max_bytes: int, max_macs: int) -> Exp
         return call
     nbytes, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
     grows = result > max(max_bytes, 2 * nbytes) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
-    stored = sum(_stored_bytes(cast(Constant, a)) for a in args)
-    if grows or result > max(_HUGE, _WIDENING * stored) or op.macs([a.ty for a in args], call.ty) > max_macs:
+    held = sum(_stored_bytes(cast(Constant, a)) for a in args)
+    if grows or result > max(_HUGE, _WIDENING * held) or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     if result > max_bytes and args:
-        unfetched = _unfetched(op, [cast(Constant, a) for a in args])
-        if unfetched is not None:
-            return unfetched
+        stored = unfetched(op, [cast(Constant, a) for a in args])
+        if stored is not None:
+            return stored
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)
 
 
-def _unfetched(op: OpDef, args: Sequence[Constant]) -> StoredConstant | None:
+def unfetched(op: OpDef, args: Sequence[Constant]) -> StoredConstant | None:
     """The result of a cast to a larger type, a dequantisation, or a transpose, whose values are computed where they are
-    needed."""
+    needed; None for other operators."""
     source = args[0]
     match op:
         case Cast() if source.dtype.nbytes < dtype(op.dtype).nbytes:

@@ -156,7 +156,7 @@ class GroupedAttention:
         query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
         if node.attr_bool("do_rotary", False):
             query, key = self._rotated(query, key)
-        forms = self._cache_form("k", 12), self._cache_form("v", 13)
+        forms = self._cache_form("k", cache=3, scale=12), self._cache_form("v", cache=4, scale=13)
         new = forms[0].quantized(key), forms[1].quantized(self.value)
         if self.drops:
             window = _WindowedCache(self)
@@ -173,12 +173,12 @@ class GroupedAttention:
         result, _ = attend(query, keys, values, scale_of(node, query), bias, cap, sink)
         return [merged_heads(result), *present]
 
-    def _cache_form(self, name: str, index: int) -> _CacheForm:
-        """The storage of the key ("k") or value ("v") cache, whose scale is input `index`."""
+    def _cache_form(self, name: str, *, cache: int, scale: int) -> _CacheForm:
+        """The storage of the key ("k") or value ("v") cache; `cache` and `scale` are the inputs that have them."""
         node = self.node
         kind = node.attr_choice(f"{name}_quant_type", ("NONE", "PER_TENSOR", "PER_CHANNEL"), "NONE")
         if kind == "NONE":
-            require_absent(node, index, "the scale of a cache that is not quantized")
+            require_absent(node, scale, "the scale of a cache that is not quantized")
             return _CacheForm()
         bits = node.attr_int("kv_cache_bit_width", 8)
         if bits not in (4, 8):
@@ -186,8 +186,8 @@ class GroupedAttention:
         if bits == 4 and (not isinstance(self.size, int) or self.size % 2):
             raise node.error(f"two channels in a byte of heads of {self.size}", expected="an even size")
         shape = (1, 1, 1, 1) if kind == "PER_TENSOR" else (1, self.groups, 1, self.size)
-        stored = str(node[index - 9].dtype) if node.get(index - 9) is not None else ""
-        return _CacheForm(reshape_to(node[index], shape), bits, stored if stored.startswith("float8") else "")
+        stored = str(node[cache].dtype) if node.get(cache) is not None else ""
+        return _CacheForm(reshape_to(node[scale], shape), bits, stored if stored.startswith("float8") else "")
 
     def _refuse_other_forms(self) -> None:
         node = self.node
