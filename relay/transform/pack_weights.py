@@ -586,7 +586,7 @@ def _unsigned(quantized: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
 
 
 def _may_be_a_column(b: Expr, columns: Dim) -> bool:
-    """Can matrices of floats have a single column at run time, which is then read in place?
+    """Can matrices of floats have a single column at run time, which the kernel that packs them reads in place?
 
     False for those that are computed by what is fused with their packing.
     """

@@ -237,7 +237,8 @@ def test_a_single_one_of_dynamic_columns(batches: bool, dtype: str, tolerance: f
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_one_column_is_summed_by_vectors_where_it_lies_or_from_a_copy(transposed: bool):
-    """Transposed matrices are packed by a kernel of their own, which transposes registers: they are copied."""
+    """Few rows read all columns in place. Transposed matrices are packed by a kernel of their own, which transposes
+    registers: a single column is copied."""
     m, n, k = (te.size_var(name) for name in "mnk")
     a, b = relay.var("a", (m, k)), relay.var("b", (n, k) if transposed else (k, n))
     product = relay.nn.matmul(a, b, transpose_b=transposed)
@@ -248,6 +249,8 @@ def test_one_column_is_summed_by_vectors_where_it_lies_or_from_a_copy(transposed
     copied = "p1.global[ramp(" in single
     assert single.count("in parallel") == 1 and "batch_matmul.rf[ramp(" in single and "pack_panels" not in single
     assert copied == transposed and len(kernels) == 1 + transposed
+    few = text[text.index("if likely(#0 >= 3)") :]
+    assert ("pack_panels[" in text) != transposed and "pack_panels[" not in few
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (64, True)])

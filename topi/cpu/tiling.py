@@ -28,6 +28,7 @@ __all__ = [
     "CACHE_BYTES_PER_CYCLE",
     "CORES_OF_MEMORY",
     "FEWEST_AMX_ROWS",
+    "FEW_ROWS",
     "LINE_ELEMENTS",
     "MEMORY_BYTES_PER_CYCLE",
     "SET_ELEMENTS",
@@ -426,8 +427,8 @@ def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpos
     if not isinstance(rows, int) or (transpose_a and transpose_b):
         return False
     if not isinstance(long, int):
-        return transpose_b and rows <= _FEW_ROWS
-    if rows > _FEW_ROWS:
+        return transpose_b and rows <= FEW_ROWS
+    if rows > FEW_ROWS:
         near = transpose_b and rows <= _FEW_ROWS_ALONG and 4 * rows * long <= target.cache_bytes.l1
         return near and isinstance(columns, int) and columns >= lanes and long >= 2 * lanes
     return long >= min(rows, 2) * lanes
@@ -441,7 +442,7 @@ def reads_transposed(target: Target, rows: int, steps: int) -> bool:
     return 4 * rows * steps <= target.cache_bytes.l2 // 4
 
 
-_FEW_ROWS, _FEW_ROWS_ALONG = 4, 8
+FEW_ROWS, _FEW_ROWS_ALONG = 4, 8
 """Most rows of a product that cost less than packing the right operand for them, and than transposing it besides: these
 are read again for some of its columns, from the L1 cache."""
 

@@ -129,7 +129,8 @@ class BatchMatmul(OpDef):
 
     a is (..., M, K), with `transpose_a` (..., K, M); b is (..., K, N), with `transpose_b` (..., N, K): (..., M, N).
     (C1) both inputs have one element type; (C2) two dimensions or more; (C3) their K are equal; (C4) the leading
-    dimensions broadcast. With `panel` the kernel packs b in panels of so many columns.
+    dimensions broadcast. With `panel` the kernel packs b in panels of so many columns, but for few rows and for a
+    single column.
     """
 
     mixed_precision = MixedPrecision.ALWAYS

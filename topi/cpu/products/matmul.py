@@ -31,7 +31,7 @@ from relayc.topi.cpu.products.panel_prefetch import stream_panels, stream_result
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
 from relayc.topi.cpu.products.split_k import sum_split_k
 from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
-from relayc.topi.cpu.tiling import FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
+from relayc.topi.cpu.tiling import FEW_ROWS, FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
 
@@ -313,7 +313,7 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
 
 
 def _pack(s: te.Schedule, panels: te.Tensor, target: Target) -> None:
-    """Pack the right operand before the product; threads share the panels."""
+    """Pack the right operand before the product of many rows; threads share the panels."""
     *outer, _, lane = s[panels].op.axis
     lanes = vector_lanes(target)
     parallel(s, panels, s[panels].fuse(*outer), constant_size(panels.shape), lanes)
@@ -325,8 +325,9 @@ def _batch_matmul_packed(
 ) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     out, panels = outs[0], operands(anchor)[1]
-    inline_injective(s, outs, keep=[anchor, panels.op])
-    if isinstance(panels.op, te.ComputeOp):
+    packs = isinstance(panels.op, te.ComputeOp) and plan.height > FEW_ROWS
+    inline_injective(s, outs, keep=[anchor, panels.op] if packs else [anchor])
+    if packs:
         _pack(s, panels, target)
     accumulator = local_accumulator(s, anchor, out)
     order = StoreOrder.of(out)
