@@ -3,7 +3,8 @@
 A matrix-like kernel keeps a tile of `rows` x `vectors` accumulators in registers and walks the reduction axis; each
 step loads `vectors` vectors of the packed operand, broadcasts `rows` scalars of the other and issues rows * vectors
 fused multiply-adds. The model counts the cycles of a step on a core with two multiply-add ports, two load ports and a
-latency of four cycles (all x86 server cores since Haswell, and close for Neoverse), and sums them over the tiles of a
+latency of four cycles (all x86 server cores since Haswell, and close for Neoverse; Zen 4 too, which has one port for
+vectors of 64 bytes, since its tiles were measured as they are: decision 0067), and sums them over the tiles of a
 problem, edges included. The packed operand streams from the L2 cache, which is counted as a part of a cycle for each of
 its vectors. It is a ranking, not a prediction.
 """

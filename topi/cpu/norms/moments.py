@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Dim
 
-__all__ = ["part_by_part", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_parts"]
+__all__ = ["moments_of", "part_by_part", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_parts"]
 
 _COLUMNS = 1024
 """Most elements of a line that two-pass schedules take at once."""
@@ -69,6 +69,11 @@ def part_sizes(
             sizes[axis] = even_part(length, max(room, 1)) if isinstance(extent, int) else max(room, 1)
         room = room // length
     return dict(sorted(sizes.items()))
+
+
+def moments_of(x: te.Tensor, axes: Sequence[int], target: Target, name: str) -> Moments:
+    """The moments of `x` over dimensions, by parts that fit a cache."""
+    return Moments(x, part_sizes(x.shape, x.dtype.nbytes, axes, target), name)
 
 
 def _columns_per_step(target: Target) -> int:

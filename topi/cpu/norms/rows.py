@@ -12,7 +12,7 @@ from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at, uses_reduction
 from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
-from relayc.topi.cpu.norms.moments import part_by_part, part_sizes, schedule_by_moments
+from relayc.topi.cpu.norms.moments import moments_of, part_by_part, part_sizes, schedule_by_moments
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of, prefetch_rows
@@ -21,7 +21,6 @@ from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
 from relayc.topi.groups import constant_size, iterations
-from relayc.topi.moments import Moments
 from relayc.topi.nn.norm import layer_norm_by_moments
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.unshifted_softmax import (
@@ -76,7 +75,7 @@ def _by_moments(rows: RowFacts) -> te.Schedule | Refused:
         return Refused(f"caches hold a row of {rows.row_bytes} bytes for a second pass, and all cores have rows")
     x, *parameters = [t for t in rows.anchor.input_tensors if not uses_reduction(t.op)]
     beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
-    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "layer_norm")
+    moments = moments_of(x, rows.axes, rows.target, "layer_norm")
     norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
     return schedule_by_moments(rows, moments, norm)
 

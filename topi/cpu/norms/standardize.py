@@ -14,7 +14,7 @@ from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at
-from relayc.topi.cpu.norms.moments import part_sizes, schedule_by_moments, schedule_moments
+from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments, schedule_moments
 from relayc.topi.cpu.norms.rows import schedule_rowwise
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying, schedule_strided_axis
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
@@ -90,8 +90,7 @@ def _column_blocks(rows: RowFacts) -> te.Schedule | Refused:
 def _by_moments(rows: RowFacts) -> te.Schedule | Refused:
     if not _has_moments(rows):
         return _SEVERAL
-    x, attrs = rows.elements, rows.anchor.attrs
-    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "standardize")
+    attrs, moments = rows.anchor.attrs, moments_of(rows.elements, rows.axes, rows.target, "standardize")
     norm = standardize_by_moments(moments, attrs["epsilon"], attrs["margin"])
     by_rows = rows.are_along and not rows.exceed_caches and bool(rows.others)
     return schedule_by_moments(rows, moments, norm, by_rows=by_rows)
@@ -236,8 +235,7 @@ def _parameters(rows: RowFacts) -> tuple[te.Tensor, te.Tensor]:
 
 
 def _by_moments_of_channels(rows: RowFacts, by_rows: bool) -> te.Schedule:
-    x, attrs = rows.elements, rows.anchor.attrs
-    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, rows.axes, rows.target), "group_norm")
+    attrs, moments = rows.anchor.attrs, moments_of(rows.elements, rows.axes, rows.target, "group_norm")
     norm = group_norm_by_moments(moments, *_parameters(rows), int(attrs["axis"]), rows.group, attrs["epsilon"])
     return schedule_by_moments(rows, moments, norm, by_rows=by_rows)
 
@@ -250,7 +248,7 @@ def _schedule_lines(rows: RowFacts, by_rows: bool) -> te.Schedule:
     line = max(pixels * sizes[-1], 1)
     shape = (images, constant_size(sizes) // line, line)
     flat = te.compute(shape, lambda b, p, c: x(b, *unravel_index(p * line + c, sizes)), name="lines", tag="injective")
-    moments = Moments(flat, part_sizes(shape, x.dtype.nbytes, (1,), target), "group_norm")
+    moments = moments_of(flat, (1,), target, "group_norm")
     norm = group_norm_by_moments(moments, *_parameters(rows), 2, rows.group, anchor.attrs["epsilon"], pixels)
 
     def in_shape(*i: Any) -> PrimExpr:
