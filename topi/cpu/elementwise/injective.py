@@ -19,7 +19,6 @@ from relayc.te.tir import (
     PrimExpr,
     ProducerLoad,
     Select,
-    Var,
     as_int,
 )
 from relayc.topi.candidates import apply_plan
@@ -30,16 +29,14 @@ from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch
 from relayc.topi.cpu.elementwise.packed_lines import PackedLines
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements, rows_of_whole_lines
-from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
 from relayc.topi.cpu.transposes.transpose import (
     strided_axis,
     tile_by_lines,
     tile_strided,
     tile_transposed,
-    transposable,
+    transpose_facts,
 )  # fmt: skip
 from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
@@ -133,28 +130,6 @@ def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _facts(out: te.Tensor, strided: int | None, at_once: int, target: Target) -> TransposeFacts | Refused:
-    """Return how to transpose a `transposable` output in registers, with the longest vectors that fit.
-
-    Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
-    always be proved that tiles shifted inwards need no guards, which these do not have.
-    """
-    if strided is None:
-        return Refused("no large input is contiguous along another dimension than the last")
-    found, rows, columns = transposable(out, strided), out.shape[strided], out.shape[-1]
-    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)) or 0 in out.shape:
-        return Refused("strided reads differ, or there is padding, or lengths are expressions")
-
-    def fits(lanes: int) -> bool:
-        needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))
-        return all(length <= d for d, length in needed if isinstance(d, int))
-
-    fitting = [lanes for lanes in transposed_vectors(target, found[0].dtype) if fits(lanes)]
-    if not fitting:
-        return Refused(f"matrices of {rows} x {columns} are smaller than a block")
-    return TransposeFacts(out, strided, *found, fitting[0], at_once, target)
-
-
 def _period(out: te.Tensor, lanes: int) -> int | None:
     """Return the period of the last axis of `out` if all reads take it modulo that (as `tile` does), else None.
 
@@ -233,7 +208,7 @@ class _OutputSchedule:
         if self.flat and _may_be_non_temporal(out, target):
             self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
         self.strided = strided_axis(out) if out.ndim > 1 else None
-        self.transpose = Refused("another schedule covers short axes") if not tiled else _facts(
+        self.transpose = Refused("another schedule covers short axes") if not tiled else transpose_facts(
             out, self.strided, self.vectors * self.lanes, target
         )
         computes = Refused("elements are computed, or depend on their own place only, or there are several results")

@@ -12,6 +12,7 @@ from relayc.te.tir import IterVar, Var, as_int
 from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
+from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
 from relayc.topi.cpu.transposes.tiles import InputTiles, OrderedTiles, OutputTiles, PackedTiles
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "transposable"]
+__all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "transpose_facts"]
 
 _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
@@ -56,7 +57,29 @@ def strided_axis(out: te.Tensor) -> int | None:
     return strided.pop() if len(strided) == 1 else None
 
 
-def transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
+def transpose_facts(out: te.Tensor, number: int | None, at_once: int, target: Target) -> TransposeFacts | Refused:
+    """How to transpose an output with a strided axis `number` in registers, with the longest vectors that fit.
+
+    Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
+    always be proved that tiles shifted inwards need no guards, which these do not have.
+    """
+    if number is None:
+        return Refused("no large input is contiguous along another dimension than the last")
+    found, rows, columns = _transposable(out, number), out.shape[number], out.shape[-1]
+    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)) or 0 in out.shape:
+        return Refused("strided reads differ, or there is padding, or lengths are expressions")
+    dtype = found[0].dtype
+
+    def fits(lanes: int) -> bool:
+        return all(least <= d for d, least in ((rows, block_of(lanes, dtype)), (columns, lanes)) if isinstance(d, int))
+
+    fitting = [lanes for lanes in transposed_vectors(target, dtype) if fits(lanes)]
+    if not fitting:
+        return Refused(f"matrices of {rows} x {columns} are smaller than a block")
+    return TransposeFacts(out, number, *found, fitting[0], at_once, target)
+
+
+def _transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     """The input along axis `number` of `out`, and its dimension along the last axis, if it is transposable.
 
     Strided reads must be the same everywhere in the group, without padding or seams of a concatenation: tiles there
