@@ -13,6 +13,7 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay.expr import Expr, Var
 from relayc.te.ir import collect
+from relayc.te.ir.decisions import recording
 from relayc.te.tir import BufferStore, IfThenElse, PrimFunc
 from relayc.topi.registry import schedules_for
 
@@ -25,6 +26,17 @@ def _lowered(length: int, target: str, rows: int = 256) -> PrimFunc:
     x = te.placeholder((rows, length), name="x")
     y = topi.nn.softmax(x, 1)
     return te.lower(next(iter(schedules_for([y], Target(target)))), [x, y])["main"]
+
+
+@pytest.mark.parametrize(("processor", "length", "choice"), [
+    ("x86-64-v4", 11, "transposed rows"), ("x86-64-v4", 12, "flattened rows"),
+    ("haswell", 15, "transposed rows"), ("haswell", 17, "flattened rows"),
+])  # fmt: skip
+def test_short_rows_of_logarithms_are_transposed(processor: str, length: int, choice: str) -> None:
+    x = te.placeholder((256, length), name="x")
+    with recording() as decisions:
+        list(schedules_for([topi.nn.log_softmax(x, 1)], Target(f"llvm -mcpu={processor}")))
+    assert choice in [decision.choice for decision in decisions]
 
 
 def _run(function: Callable[[Expr], Expr], data: np.ndarray, target: str = "llvm") -> np.ndarray:

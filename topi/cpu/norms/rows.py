@@ -15,7 +15,7 @@ from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
 from relayc.topi.cpu.norms.moments import moments_of, part_by_part, part_sizes, schedule_by_moments
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of, prefetch_rows
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, inputs_of, is_streamed, level_of, prefetch_rows
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
@@ -43,8 +43,9 @@ __all__ = ["schedule_rowwise"]
 _BATCHES, _BATCH_SHARE = (2, 4), 24
 """Numbers of short rows that are batched, and the divisor of the L1 size that their results may take: the out-of-order
 window covers about a row of 10 vectors with its statistics."""
-_FEWEST_FLATTENED = 8
-"""Shortest rows, in elements, that are faster flattened than transposed in registers."""
+_FEWEST_FLATTENED, _FEWEST_OF_LOGARITHM, _FEWEST_OF_SHORT_VECTORS = 8, 12, 16
+"""Shortest rows, in elements, that are faster flattened than transposed in registers; those of a log-softmax, which
+also wait for the logarithm of their sum, with vectors of a cache line and with shorter ones."""
 _SHARE_OF_PAIRS = 8
 """Divisor of the L1 size for two batched rows of a norm of 16-bit elements: their passes convert, and wait for
 statistics in longer rows, too."""
@@ -92,8 +93,11 @@ def _flattened(rows: RowFacts) -> te.Schedule | Refused:
     flat = FlattenedSoftmax.of(rows)
     if not flat:
         return flat
-    if flat.line.length < _FEWEST_FLATTENED and TransposedRows.of(rows):
-        return Refused(f"rows of {flat.line.length} elements are faster transposed in registers")
+    fewest = _FEWEST_FLATTENED
+    if is_logarithm(rows.anchor):
+        fewest = _FEWEST_OF_LOGARITHM if has_line_vectors(rows.target) else _FEWEST_OF_SHORT_VECTORS
+    if flat.line.length < fewest and TransposedRows.of(rows):
+        return Refused(f"rows of {flat.line.length} elements, fewer than {fewest}, are faster transposed in registers")
     return flat.schedule()
 
 
