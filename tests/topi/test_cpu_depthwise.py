@@ -151,3 +151,12 @@ def test_maps_of_any_width(strides):
         result = backend.nd.array(np.full_like(wanted, np.nan))
         run(backend.nd.array(data), backend.nd.array(kernel), result)
         np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_maps_narrower_than_a_tile_have_one_copy_of_the_code():
+    h, w = te.size_var("h"), te.size_var("w")
+    x, weights = te.placeholder((1, h, w, 32), "float32", "x"), te.placeholder((3, 3, 1, 32), "float32", "w")
+    out = topi.nn.conv(x, weights, (1, 1), (1, 1, 1, 1), (1, 1), 32, "NHWC", "HWIO")
+    text = str(te.lower(schedule_for([out], TARGET), [x, weights, out]))
+    wide, _, narrow = text.rpartition("\n    else:")
+    assert narrow.count('scope="local"') == 1 < wide.count('scope="local"')

@@ -161,6 +161,15 @@ def test_dynamic_rows_are_not_guarded_one_by_one():
     assert text.count("if likely(") == 2, "guards of tiles, none inside"
 
 
+@pytest.mark.parametrize(("target", "copies"), [(SERVER, 3), (HASWELL, 6)], ids=["masks", "no masks"])
+def test_a_partial_last_panel_of_dynamic_rows_is_masked_where_masks_are_cheap(target: Target, copies: int):
+    """Full tiles, half tiles and single rows are in the code once, and without mask registers twice."""
+    x, weight = relay.var("x", shape=(te.size_var("n"), 64)), relay.const(np.ones((250, 64), np.float32))
+    optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
+    (text,) = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
+    assert text.count('scope="local"') == copies
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
     height, width = te.size_var("h"), te.size_var("w")

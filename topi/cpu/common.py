@@ -49,11 +49,14 @@ def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) ->
 
 
 def split_columns(
-    s: te.Schedule, tensor: te.Tensor, column: te.IterVar, columns: te.Dim, panel: int, tile: int
+    s: te.Schedule, tensor: te.Tensor, column: te.IterVar, columns: te.Dim, panel: int, tile: int, masked: bool = False
 ) -> tuple[list[te.IterVar], te.IterVar]:
-    """The loops over the tiles of `column`, and the one inside a tile. The last tile of a panel is shifted inwards."""
-    narrow = isinstance(columns, int) and columns < panel
-    outer, inner = s[tensor].split(column, factor=panel, tail="predicate" if narrow else "guard")
+    """The loops over the tiles of `column`, and the one inside a tile. The last tile of a panel is shifted inwards.
+
+    A partial last panel has tiles of its own, unless its stores are `masked`, as those of a narrow only panel are.
+    """
+    masked = masked or (isinstance(columns, int) and columns < panel)
+    outer, inner = s[tensor].split(column, factor=panel, tail="predicate" if masked else "guard")
     if tile == panel:
         return [outer], inner
     within, inner = s[tensor].split(inner, factor=tile, tail="shift")

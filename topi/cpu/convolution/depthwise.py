@@ -31,12 +31,14 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
     if isinstance(extent_of(anchor.axis[-2]), int):
         return _tiled(outs, anchor, target, columns, divide=not functions)
     s = _tiled(outs, anchor, target, min(columns, _COLUMNS_OF_ANY_WIDTH), divide=False)
-    s.specialize_small(_tiled(outs, anchor, target, 1, divide=False))
+    s.specialize_small(_tiled(outs, anchor, target, 1, divide=False, narrow=True))
     return s
 
 
-def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, columns: int, *, divide: bool) -> te.Schedule:
-    """The schedule in tiles of `columns` columns, or of a divisor of the width near it."""
+def _tiled(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, columns: int, *, divide: bool, narrow: bool = False
+) -> te.Schedule:
+    """The schedule in tiles of `columns` columns, or of a divisor of the width near it; see `tile_windows`."""
     s = te.create_schedule([out.op for out in outs])
     order = StoreOrder.of(outs[0])
     inline_injective(s, outs, keep=[anchor, *order.kept])
@@ -46,7 +48,8 @@ def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, columns:
         _transpose_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
     result = s[result].op.output(0)
     alone = not order.is_transposed
-    tile_windows(s, result, accumulator, columns, target, _UNROLLED, divide=divide, alone=alone)
+    tile_windows(s, result, accumulator, columns, target, _UNROLLED, divide=divide, alone=alone,
+                 narrow=narrow)  # fmt: skip
     return s
 
 

@@ -252,10 +252,11 @@ def _plans(
     spectrum = 4.0 * size * entered * inputs
     in_memory = spectrum > max(target.cache_bytes.l3, target.cache_bytes.l2)
     passed_speed = _read_speeds(target)[0] if in_memory else _PASSED_BYTES_PER_CYCLE
+    register_tiles = {rows: tile_cycles(RegisterTile(rows, vectors, lanes), depth)
+                      for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
     for block in blocks:
         count = math.ceil(tiles / block)
-        steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), depth)
-                 for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
+        steps = {rows: math.ceil(block / rows) * cycles for rows, cycles in register_tiles.items()}
         rows = min(steps, key=lambda r: (steps[r], -r))
         slab = 4 * depth * (block + panel)
         product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)

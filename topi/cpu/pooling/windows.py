@@ -40,6 +40,7 @@ def tile_windows(
     operations: float | None = None,
     divide: bool = True,
     alone: bool = True,
+    narrow: bool = False,
 ) -> tuple[te.IterVar, te.IterVar, int]:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
@@ -47,7 +48,8 @@ def tile_windows(
     `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
     has the loops over lines. Of an image that is one column, as some exporters write signals, the lines are the columns
-    of a tile.
+    of a tile. Images that are `narrow` have many borders, whose tests stay in the loops: five copies of the code
+    without some of them would not pay.
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
@@ -85,11 +87,13 @@ def tile_windows(
     if alone:
         lines = s[out].fuse(*line_axes)
         parallel(s, out, lines, work, lanes)
-        s[out].pragma(lines, "loop_partition_hint")
+        if not narrow:
+            s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
     if width > 2 * columns:
-        s[out].pragma(x_outer, "loop_partition_hint")
+        if not narrow:
+            s[out].pragma(x_outer, "loop_partition_hint")
         if rows > 1 and width % columns:
             s[out].pragma(x_outer, "last_apart")
     else:  # every tile has a border

@@ -67,7 +67,8 @@ def _tile_output(
         block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
-    column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
+    masked = plan.masked_last
+    column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width, masked=masked)
     if one_loop and not plan.separate_panels:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)

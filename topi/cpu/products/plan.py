@@ -108,6 +108,8 @@ class ProductPlan:
     """panels that a block is multiplied with alternately then"""
     narrow_last: bool = False
     """the last panel is partial, but in one loop with the others: its tiles have only as many vectors as it needs"""
+    masked_last: bool = False
+    """stores are masked for a partial last panel, in place of tiles of its own: half of the code"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -145,7 +147,8 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     if p.left_bytes is None:
         consecutive = min(consecutive, _TILES_OF_DYNAMIC_ROWS)
     return ProductPlan(
-        height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart
+        height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
+        masked_last=p.left_bytes is None and "avx512f" in p.target.features,
     )
 
 
@@ -171,7 +174,7 @@ def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[Product
     """
     half = plan.height // 2
     fewer = [h for h in dict.fromkeys((half, *[h for h in heights if h <= half], heights[-1])) if 0 < h < plan.height]
-    return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in fewer]
+    return [ProductPlan(h, plan.width, plan.panel, panels_first=True, masked_last=plan.masked_last) for h in fewer]
 
 
 def has_narrow_last(target: Target, rows: int, columns: int, panel: int) -> bool:
