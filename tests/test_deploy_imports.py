@@ -55,7 +55,19 @@ def test_the_package_itself_imports_nothing_of_ours():
 
 def test_loading_imports_no_module_that_only_profiles_or_many_bytes_need():
     code = "import numpy, sys\nbefore = set(sys.modules)\nimport relayc.backend.runtime\n"
-    run_python(code + "assert not {'concurrent.futures', 'csv', 'statistics'} & (set(sys.modules) - before)")
+    left_out = {"concurrent.futures", "csv", "html", "ml_dtypes", "shutil", "statistics"}
+    left_out |= {f"relayc.backend.runtime.{name}" for name in ("dynamic", "profiler", "regex")}
+    run_python(code + f"found = {left_out!r} & (set(sys.modules) - before)\nassert not found, found")
+
+
+@pytest.mark.parametrize("use", [
+    "assert from_numpy('bfloat16') == 'bfloat16'", "assert dtype_of('int4') == to_numpy('int4')",
+    "assert relayc.onnxruntime.OrtValue.ortvalue_from_shape_and_type([2], 'bfloat16').numpy().itemsize == 2",
+    "assert relayc.cli.options._filled((2,), 'float8_e5m2', 'random', np.random.default_rng()).itemsize == 1",
+])  # fmt: skip
+def test_names_of_types_that_numpy_lacks_are_known_before_any_is_used(use):
+    code = "import numpy as np\nimport relayc.cli.options, relayc.onnxruntime\n"
+    run_python(code + f"from relayc.backend.runtime.dtype import dtype_of, from_numpy, to_numpy\n{use}")
 
 
 def test_a_saved_model_runs_on_threads_without_the_compiler(tmp_path):

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from relayc.backend.runtime.errors import ArgumentError
 
 __all__ = [
-    "DTypeName", "DataType", "data_type", "dtype_name", "from_dlpack_triple", "from_numpy", "nbytes", "to_numpy",
-    "unpack",
+    "DTypeName", "DataType", "data_type", "dtype_name", "dtype_of", "from_dlpack_triple", "from_numpy", "nbytes",
+    "to_numpy", "unpack",
 ]  # fmt: skip
 
 _INT, _UINT, _FLOAT, _HANDLE, _BFLOAT, _BOOL = 0, 1, 2, 3, 4, 6  # DLDataTypeCode
@@ -158,10 +158,17 @@ def to_numpy(name: str) -> np.dtype[Any]:
 
 def from_numpy(dtype: npt.DTypeLike) -> str:
     """The name of a numpy dtype of any byte order. Raises `ArgumentError` for one the runtime lacks."""
-    found = _name_of(np.dtype(dtype).newbyteorder("="))
+    known = dtype_of(dtype)
+    found = _name_of(known.newbyteorder("="))
     if found is None:
-        raise ArgumentError(f"numpy dtype {np.dtype(dtype)} has no counterpart; known are {', '.join(_SCALARS)}")
+        raise ArgumentError(f"numpy dtype {known} has no counterpart; known are {', '.join(_SCALARS)}")
     return found
+
+
+def dtype_of(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """numpy's dtype of what numpy or `ml_dtypes` takes for one, such as "bfloat16"."""
+    is_name = isinstance(dtype, str) and dtype in _SCALARS and _SCALARS[dtype][2] is _ML_DTYPES
+    return to_numpy(str(dtype)) if is_name else np.dtype(dtype)
 
 
 def nbytes(name: str, count: int) -> int:

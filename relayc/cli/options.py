@@ -15,6 +15,7 @@ import numpy as np
 
 from relayc.backend.runtime.arguments import array_of
 from relayc.backend.runtime.array_files import read_arrays
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.files import replacing
 from relayc.backend.runtime.strings import as_strings
 
@@ -339,13 +340,14 @@ def require_values(
 def _filled(shape: Sequence[int], dtype: str, fill: str, rng: np.random.Generator) -> np.ndarray:
     if dtype == "string":
         return _filled_strings(tuple(shape), fill, rng)
+    kind = to_numpy(dtype)
     if fill in ("zeros", "ones"):
-        return (np.zeros if fill == "zeros" else np.ones)(tuple(shape), dtype)
+        return (np.zeros if fill == "zeros" else np.ones)(tuple(shape), kind)
     if dtype == "bool":
         return rng.random(tuple(shape)) < 0.5
-    if np.issubdtype(np.dtype(dtype), np.integer):
-        return rng.integers(0, LARGEST_TOKEN, tuple(shape)).astype(dtype)
-    return rng.standard_normal(tuple(shape)).astype(dtype)
+    if np.issubdtype(kind, np.integer):
+        return rng.integers(0, LARGEST_TOKEN, tuple(shape)).astype(kind)
+    return rng.standard_normal(tuple(shape)).astype(kind)
 
 
 def _filled_strings(shape: tuple[int, ...], fill: str, rng: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.dtype import dtype_of, to_numpy
 from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported, RuntimeException
 from relayc.runtime import Device, NDArray, device, nd
 
@@ -52,7 +52,7 @@ def element_dtype(element_type: Any) -> np.dtype[Any]:
         if not name:
             raise InvalidArgument(f"element type {element_type} is not supported")
         return np.dtype(object) if name == "string" else to_numpy(name)
-    return np.dtype(element_type)
+    return dtype_of(element_type)
 
 
 @dataclass(frozen=True, slots=True)
