@@ -1,13 +1,15 @@
 """Decode and prefill of a whole language model, in the formats that people deploy, by every engine that is installed.
 
     python -m benchmarks.llm [--kinds int4,float32] [--engines relayc,onnxruntime] [--batches 1,4] [--prompts 128,512]
-                             [--contexts 32,1024] [--rounds 3] [--steps 16] [--folder FOLDER] [--results FILE]
+                             [--contexts 32,1024] [--rounds 3] [--steps 16] [--threads 1] [--folder FOLDER]
+                             [--results FILE]
 
 The model is the decoder of `benchmarks.llm_models`: 201 million parameters, as Llama. Prefill computes the logits of
 the last position of a prompt; decode is a step of one token, the mean of greedy steps behind a context. Engines, each
-in a process of its own (`benchmarks.llm_engines`), measure in turns, on one thread, the CPU time of their process; the
-median of the rounds counts. onnxruntime and onnxruntime-genai append to caches in place (GroupQueryAttention with
-shared buffers), relayc to its own, OpenVINO keeps them as state. Those that aren't installed are left out.
+in a process of its own (`benchmarks.llm_engines`), measure in turns: on one thread the CPU time of their process, on
+several the time by the clock; the median of the rounds counts. onnxruntime and onnxruntime-genai append to caches in
+place (GroupQueryAttention with shared buffers), relayc to its own, OpenVINO keeps them as state. Those that aren't
+installed are left out.
 
 The roofs are measured beside them: a sum over 128 MiB, and chains of FMA, of dot products or, with AMX, of products of
 tiles from registers. The share of a decode step is that of the bandwidth, counting weights and caches; of prefill that
@@ -75,8 +77,8 @@ class Cell:
 class Process:
     """The process of an engine. Use as a context manager; `peak_megabytes` is known after exit."""
 
-    def __init__(self, engine: str, kind: str, folder: Path) -> None:
-        environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "RELAYC_NUM_THREADS": "1"}
+    def __init__(self, engine: str, kind: str, folder: Path, threads: int) -> None:
+        environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "RELAYC_NUM_THREADS": str(threads)}
         self.peak_megabytes = float("nan")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.llm_engines", engine, kind, str(folder)],
@@ -140,14 +142,14 @@ class Found:
 
 
 def measure(
-    kind: str, engines: Sequence[str], cells: Sequence[Cell], rounds: int, folder: Path
+    kind: str, engines: Sequence[str], cells: Sequence[Cell], rounds: int, folder: Path, threads: int
 ) -> tuple[dict[str, Found], Roofs]:
     """The engines in turns, cell by cell. An engine that can't run the format is left out, and says why."""
     roofs, running, found = Roofs(kind), dict[str, Process](), dict[str, Found]()
     try:
         for engine in engines:
             try:
-                running[engine], found[engine] = Process(engine, kind, folder), Found()
+                running[engine], found[engine] = Process(engine, kind, folder, threads), Found()
                 running[engine].ask(cells[0].command)
             except RuntimeError as error:
                 print(f"{engine}, {kind}: left out: {error}", file=sys.stderr)
@@ -171,23 +173,30 @@ def measure(
     return found, roofs
 
 
-def record_of(kind: str, cell: Cell, found: dict[str, Found], roofs: Roofs) -> Record:
-    """A line of the results."""
+def record_of(kind: str, cell: Cell, found: dict[str, Found], roofs: Roofs, threads: int) -> Record:
+    """A line of the results; with one thread it has shares of the roofs, which are those of one core."""
     times = {engine: each.median(cell) for engine, each in found.items()}
     roof, work = roofs.of(cell), cell.work(kind)
     peers = [seconds for engine, seconds in times.items() if engine != "relayc"]
     ratio = {"ratio": round(min(peers) / times["relayc"], 2)} if peers and "relayc" in times else {}
-    return {
-        **origin("llm"), "case": f"{kind}, {cell.name}", "kind": kind, "cell": cell.name, "threads": 1,
-        "batch": cell.batch, "positions": cell.positions, **{f"{e}_ms": round(1e3 * s, 2) for e, s in times.items()},
-        **ratio, **{f"{e}_roof": round(work / s / roof, 2) for e, s in times.items()},
-        "read_gbs" if cell.steps else "peak_gops": round(roof / 1e9, 1),
+    record: Record = {
+        **origin("llm"), "case": _case(f"{kind}, {cell.name}", threads), "kind": kind, "cell": cell.name,
+        "threads": threads, "batch": cell.batch, "positions": cell.positions,
+        **{f"{e}_ms": round(1e3 * s, 2) for e, s in times.items()}, **ratio,
     }  # fmt: skip
+    if threads == 1:
+        record |= {f"{e}_roof": round(work / s / roof, 2) for e, s in times.items()}
+        record["read_gbs" if cell.steps else "peak_gops"] = round(roof / 1e9, 1)
+    return record
 
 
-def summary_of(kind: str, found: dict[str, Found]) -> Record:
+def _case(name: str, threads: int) -> str:
+    return name if threads == 1 else f"{name}, {threads} threads"
+
+
+def summary_of(kind: str, found: dict[str, Found], threads: int) -> Record:
     """Peak memory, and agreement of tokens and logits with onnxruntime's."""
-    record: Record = {**origin("llm"), "case": f"{kind}, memory and tokens", "kind": kind}
+    record: Record = {**origin("llm"), "case": _case(f"{kind}, memory and tokens", threads), "kind": kind}
     record |= {f"{engine}_megabytes": round(each.megabytes) for engine, each in found.items()}
     like = found.get("onnxruntime")
     for engine, each in found.items() if like is not None else ():
@@ -217,6 +226,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=_numbers, default=[32, 1024])
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="several are measured by the clock; default: 1")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--results", type=Path)
     args = parser.parse_args()
@@ -226,11 +236,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
         for kind in args.kinds.split(","):
-            engines = [name for name in args.engines.split(",") if runs(name, kind)]
+            engines = [name for name in args.engines.split(",") if runs(name, kind, args.threads)]
             if "relayc" in engines:
                 _compiled(kind, folder)
-            found, roofs = measure(kind, engines, cells, args.rounds, folder)
-            made = [*[record_of(kind, cell, found, roofs) for cell in cells], summary_of(kind, found)]
+            found, roofs = measure(kind, engines, cells, args.rounds, folder, args.threads)
+            made = [*[record_of(kind, cell, found, roofs, args.threads) for cell in cells],
+                    summary_of(kind, found, args.threads)]  # fmt: skip
             records += made
             for record in made:
                 print(

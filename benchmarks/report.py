@@ -206,11 +206,17 @@ def bfloat16(machine: str) -> Rows:
     return rows
 
 
+def _on_one_thread(machine: str, subject: str) -> list[Record]:
+    return [r for r in on(machine, subject) if r.get("threads") == 1]
+
+
 def language_models(records: Sequence[Record]) -> Rows:
-    """Decode and prefill of a language model by formats: ratios to the fastest peer, and relayc's shares of roofs."""
-    timed = [r for r in {r["case"]: r for r in records}.values() if "relayc_roof" in r]
+    """Decode and prefill of a language model by formats: ratios to the fastest peer, and relayc's shares of roofs where
+    they were measured."""
+    timed = [r for r in {r["case"]: r for r in records}.values() if "cell" in r and "relayc_ms" in r]
     kinds, cells = [list(dict.fromkeys(r[key] for r in timed)) for key in ("kind", "cell")]
-    found = {(r["cell"], r["kind"]): f"{r['ratio']:.2f} ({r['relayc_roof']:.0%})" for r in timed if "ratio" in r}
+    shares = {r["case"]: f" ({r['relayc_roof']:.0%})" if "relayc_roof" in r else "" for r in timed}
+    found = {(r["cell"], r["kind"]): f"{r['ratio']:.2f}{shares[r['case']]}" for r in timed if "ratio" in r}
     rows = [[cell, *[found.get((cell, kind), "-") for kind in kinds]] for cell in cells]
     means = [geometric_mean(r["ratio"] for r in timed if r["kind"] == kind and "ratio" in r) for kind in kinds]
     return [["", *[kind.replace("_", ", ") for kind in kinds]], *rows, ["geometric mean", *[f"{m:.2f}" for m in means]]]
@@ -286,8 +292,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "quantised, Emerald Rapids": lambda: _by_threads(on("emeraldrapids", "quantised"), "model"),
     "bfloat16": lambda: bfloat16("zen4"),
     "bfloat16, Emerald Rapids": lambda: bfloat16("emeraldrapids"),
-    "language models": lambda: language_models(on("zen4", "llm")),
-    "language models, Emerald Rapids": lambda: language_models(on("emeraldrapids", "llm")),
+    "language models": lambda: language_models(_on_one_thread("zen4", "llm")),
+    "language models, Emerald Rapids": lambda: language_models(_on_one_thread("emeraldrapids", "llm")),
     "dynamic": dynamic,
     "roofline": roofline,
     "bandwidth": bandwidth,
