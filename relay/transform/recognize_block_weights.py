@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class RecognizeBlockWeights(RewritePass):
             return _taken(call, call.op)
         if not isinstance(call.op, Dense) or call.dtype != call.args[0].dtype:
             return call
-        found = _weights(call.args[1], product(call.shape[:-1]))
+        found = _weights(call.args[1], call.shape[:-1])
         if found is None:
             return call
         blocks, bits = found.scales.shape[1], found.bits
@@ -66,9 +67,9 @@ class _Weights(NamedTuple):
     bits: int
 
 
-def _weights(e: Expr, rows: Dim) -> _Weights | None:
-    """Dequantised constant weights (N, K) for so many rows of data; None for other expressions, and if they are better
-    floats."""
+def _weights(e: Expr, row_dims: Sequence[Dim]) -> _Weights | None:
+    """Dequantised constant weights (N, K) for data of these leading dimensions; None for other expressions, and if they
+    are better floats."""
     made, is_transposed = _before_transpositions(e)
     if not isinstance(made, Call) or not isinstance(made.op, Dequantize | DequantizeBlocks):
         return None
@@ -84,6 +85,7 @@ def _weights(e: Expr, rows: Dim) -> _Weights | None:
         block = made.op.block
     else:
         scales, zeros = parameters
+        rows = product(row_dims)
         if bits != _BYTE or (isinstance(rows, int) and rows >= _MANY_ROWS):
             return None
         if (scales.ndim and made.op.axis % 2 == depth_axis) or not np.isfinite(scales).all():
