@@ -53,8 +53,6 @@ class CanonicalSizes:
         """The function over canonical variables, and the model's size for each of them by name."""
         if not sizes_of(function):
             return function, {}
-        if not sizes_of(function):
-            return function, {}
         function = _unified(function)
         mentioned = sizes_of(function)
         dtypes = {v.dtype for v in mentioned.values()}

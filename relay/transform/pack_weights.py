@@ -43,7 +43,7 @@ from relayc.relay.op.nn.pad import pad, pad_last
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.op.qnn import flipped, unflipped
 from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
-from relayc.relay.sizes import LIKELY_SIDE, likely, product
+from relayc.relay.sizes import product
 from relayc.relay.stored import fetched, place_of
 from relayc.relay.transform.builders import MOST_STEPS, before_transposition, reshaped, swapped_axes
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
@@ -56,7 +56,7 @@ from relayc.te.dtype import DType, dtype as as_dtype
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, vectorizes_across_groups
-from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
+from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, image_to_plan_for
 from relayc.topi.cpu.tiling import (
     amx_panel,
     at_precision_of,
@@ -469,6 +469,13 @@ class _Packer:
             self.plans[key] = winograd_plan(at_precision_of(self.target, call.dtype), shape, self.winograd_tiles)
         return self.plans[key]
 
+    def _likely_sides(self, call: Call, op: Conv2D, plan: WinogradPlan) -> tuple[int, int]:
+        """The sides of an image of dynamic size that the schedule of a convolution assumes."""
+        shape = winograd_shape(call, op)
+        assert shape is not None
+        image = image_to_plan_for(at_precision_of(self.target, call.dtype), shape, plan)
+        return image.lines, image.columns
+
     def _winograd(
         self, call: Call, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
     ) -> Expr:
@@ -481,12 +488,11 @@ class _Packer:
                 dilation=op.dilation[-1], channels=channels, depth_stride=op.strides[0], depth_dilation=op.dilation[0],
             )  # fmt: skip
         else:
-            sides = call.shape[1:3]
-            known = all(isinstance(side, int) for side in sides)
+            known = all(isinstance(side, int) for side in call.shape[1:3])
             made = Conv2DNHWCWinograd(
                 tile=plan.tile, kernel_size=outputs_first.shape[-2], padding=op.padding, groups=op.groups,
                 dilation=op.dilation[-1], channels=channels,
-                likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
+                likely_sides=() if known else self._likely_sides(call, op, plan),
             )  # fmt: skip
         return _as_type(Call(made, (_widened(call.args[0], wide), packed), span=call.span), call)
 

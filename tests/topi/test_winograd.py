@@ -16,7 +16,12 @@ from relayc.relay.op.nn.conv import convolve as exact_convolution
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext, collect
 from relayc.te.tir import BufferLoad, Call, For, ForKind
-from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd, winograd_pays
+from relayc.topi.cpu.convolution.winograd_plan import (
+    WinogradShape,
+    image_to_plan_for,
+    plan_winograd,
+    winograd_pays,
+)
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
@@ -132,6 +137,28 @@ def test_one_version_serves_images_of_any_size(inputs: int, outputs: int, kernel
         exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (1, 1), groups)
         (result,) = executor.infer({"x": data})
         assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
+
+
+def test_layers_of_different_likely_sizes_have_one_schedule():
+    h, w = te.size_var("h"), te.size_var("w")
+    x, rng = var("x", (1, 96, h, w)), np.random.default_rng(0)
+    images = [x, op.concatenate([x, x], 2), op.concatenate([x, x], 3)]
+    outputs = [nn.conv2d(image, const(rng.standard_normal((24, 96, 3, 3), np.float32)), padding=1) for image in images]
+    module = relay.optimize(IRModule({"main": Function((x,), relay.Tuple(outputs))}), AVX512)
+    keys = [node.workload.key for node in make_graph(module["main"]).nodes if "winograd" in node.workload.name]
+    assert len(keys) == 3 and len(set(keys)) == 1
+
+
+def test_a_small_image_has_the_plan_of_larger_ones_where_that_costs_them_little():
+    target = Target(f"llvm {CACHES} -mattr=+avx512f -num-cores=2")
+    large = WinogradShape(1, 256, 256, 96, 24)
+    image = image_to_plan_for(target, large, plan_winograd(target, large, 4, 32))
+    assert image == WinogradShape(1, 32, 32, 96, 24)
+    assert plan_winograd(target, image, 4, 32).block < plan_winograd(target, large, 4, 32).block
+    many_weights = WinogradShape(1, 256, 256, 512, 512)  # which a small image reads once, a large one again and again
+    assert image_to_plan_for(target, many_weights, plan_winograd(target, many_weights, 4)).lines > 32
+    small = WinogradShape(1, 9, 9, 96, 24)
+    assert image_to_plan_for(target, small, plan_winograd(target, small, 4)) == small
 
 
 def test_blocks_of_dynamic_images_have_one_version():

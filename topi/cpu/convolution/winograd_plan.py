@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from relayc.te.ir.decisions import note
@@ -30,8 +30,8 @@ from relayc.topi.tuning import choose
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "plan_winograd", "transform_lanes",
-           "winograd_pays", "winograd_transposes"]  # fmt: skip
+__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "image_to_plan_for", "plan_winograd",
+           "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
@@ -55,6 +55,10 @@ _SLAB_PENALTY = 1.05
 _MOST_BLOCK = 128
 _DIRECT = 0
 """The tile size that stands for the direct convolution, where one is chosen."""
+_AS_GOOD = 1.03
+"""Most cycles of a plan, as a part of the best one's, for the two to count as equally good."""
+_LEAST_SIDE = 16
+"""Lines and columns of the smallest image that a schedule for images of dynamic size is planned for."""
 _GAIN = 0.92
 """Winograd is chosen below this part of the direct convolution's cycles."""
 
@@ -131,13 +135,35 @@ def plan_winograd(
     """
     blocks = list(_blocks_of_lines(shape, tile) if by_lines else _blocks(shape.tiles(tile)))
     plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width, blocks)]
-    plans.sort(key=lambda plan: (plan.cycles, -plan.block))
+    plans.sort(key=_rank)
     if panel is None:
         return plans[0]
     found = choose(name, str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
     plan = next(plan for plan in plans if str(plan) == found)
     note("tiles", "Winograd", plan)
     return plan
+
+
+def _rank(plan: WinogradPlan) -> tuple[float, int]:
+    return plan.cycles, -plan.block
+
+
+def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) -> WinogradShape:
+    """The smallest square image whose plan is about as good as `plan`, the best one, for the larger image of `shape`.
+
+    Small blocks cost images with many of them next to nothing, large ones cost small images much: where the size of
+    the image is dynamic they are the safer choice, and layers of likely sizes that differ get one schedule.
+    """
+    side = _LEAST_SIDE
+    while side**2 < shape.lines * shape.columns:
+        image = replace(shape, lines=side, columns=side)
+        small = min(_plans(target, image, plan.tile, plan.panel, [*_blocks(image.tiles(plan.tile))]), key=_rank)
+        same = [p for p in _plans(target, shape, plan.tile, plan.panel, [small.block])
+                if p.weights_once == small.weights_once]  # fmt: skip
+        if same and same[0].cycles <= _AS_GOOD * plan.cycles:
+            return image
+        side *= 2
+    return shape
 
 
 def winograd_pays(
