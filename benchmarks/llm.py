@@ -236,7 +236,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)
         for kind in args.kinds.split(","):
-            engines = [name for name in args.engines.split(",") if runs(name, kind, args.threads)]
+            engines = [name for name in args.engines.split(",") if runs(name, kind)]
             if "relayc" in engines:
                 _compiled(kind, folder)
             found, roofs = measure(kind, engines, cells, args.rounds, folder, args.threads)
