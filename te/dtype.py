@@ -7,6 +7,7 @@ A `DType` *is* a string (`x.dtype == "float32"` holds), named as in numpy and TV
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from relayc.te.errors import DTypeError
 
@@ -40,6 +41,10 @@ class DType(str):
     is_int: bool
     is_uint: bool
     is_bool: bool
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        """Copied and pickled by name, so that equal names stay the same object."""
+        return dtype, (str(self),)
 
     @property
     def is_integral(self) -> bool:

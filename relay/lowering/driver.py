@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from relayc.backend.cache import UNDECODABLE
 from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
@@ -25,14 +23,12 @@ from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.quantities import bytes_text, counted
 from relayc.backend.runtime.sizes import MAX_ELEMENTS
-from relayc.backend.size_json import size_to_json
-from relayc.backend.source_version import has_source_version
 from relayc.backend.target import Target
 from relayc.relay.argument_types import checked
 from relayc.relay.bind_sizes import bind_sizes
 from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
-from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.compile_kernels import KernelMetadata, Progress, compile_kernels
 from relayc.relay.lowering.compiled_loops import compile_loops
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import EntryFunctions, add_dynamic_entry, add_entry
@@ -46,17 +42,14 @@ from relayc.relay.lowering.graph import (
     make_graph,
 )
 from relayc.relay.lowering.graph_passes import arrange
-from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
-from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.parallel_regions import PlanRegions
 from relayc.relay.lowering.plan import with_plans
 from relayc.relay.lowering.process import compiling
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.lowering.tuning_records import current_records
-from relayc.relay.lowering.workspace import Workspace
 from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import SequenceOperator
-from relayc.relay.sizes import assuming, dims_equal, size_from_json, size_variables
+from relayc.relay.sizes import assuming, dims_equal, size_variables
 from relayc.relay.transform import UpdateKVCacheInPlace, default_pipeline
 from relayc.relay.type import TensorType
 from relayc.relay.user_arguments import check_text, named_values
@@ -64,18 +57,13 @@ from relayc.relay.versions import version_for, versions_of, without_versions
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from relayc.te.ir.decisions import Decision
-from relayc.te.tir import AttrStmt, For, PrimFunc, Var as SizeVariable, While
+from relayc.te.tir import AttrStmt, For, PrimFunc, While
 from relayc.te.tir.analysis import contains
-from relayc.topi.registry import registered_schedules
 from relayc.topi.tuning import Config
 
 __all__ = ["BuildReport", "as_module", "bind_params_by_name", "build", "optimize"]
 
 _OPTIMIZED = frozenset({AttrStmt, For, While})
-
-Progress = Callable[[str, int, int], None]
-"""Called with the current activity, the number of kernels done and the number of all kernels."""
-
 
 @dataclass
 class BuildReport:
@@ -116,44 +104,6 @@ class BuildReport:
         facts += [("kernels", f"{self.kernels} for {counted(self.nodes, 'node')}")]
         facts += [("arena", bytes_text(self.arena_bytes)), ("parameters", bytes_text(self.param_bytes))]
         return facts_html("BuildReport", [*facts, *[("on the host", line) for line in self.on_host]])
-
-
-@dataclass
-class _KernelMetadata:
-    """Metadata stored with a kernel's code: see `relay.lowering.lower.Kernel`, and `relay.lowering.kernel_steps`."""
-
-    workspaces: list[Workspace]
-    in_place: list[int]
-    sizes: tuple[str, ...]
-    steps: list[KernelStep]
-    decisions: list[Decision] = field(default_factory=list[Decision])
-
-    def to_json(self) -> str:
-        workspaces = [(size_to_json(count), element) for count, element in self.workspaces]
-        others: dict[str, Any] = {"in_place": self.in_place, "sizes": self.sizes, "steps": self.steps}
-        if self.decisions:
-            others["decisions"] = [decision.to_json() for decision in self.decisions]
-        return json.dumps({"workspaces": workspaces, **others})
-
-    @staticmethod
-    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata:
-        record = json.loads(text)
-        workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
-        steps = [KernelStep(*step) for step in record["steps"]]
-        decisions = [Decision.from_json(decision) for decision in record.get("decisions", ())]
-        return _KernelMetadata(workspaces, record["in_place"], tuple(record["sizes"]), steps, decisions)
-
-    @staticmethod
-    def from_cache(text: str, variables: Mapping[str, SizeVariable]) -> _KernelMetadata | None:
-        """What `to_json` gave; None for anything else, which a cache may hold."""
-        try:
-            found = _KernelMetadata.from_json(text, variables)
-            elements = [element for _, element in found.workspaces]
-            numbers = [*found.in_place, *[number for step in found.steps for number in step]]
-        except UNDECODABLE:
-            return None
-        known = all(isinstance(text, str) for text in (*elements, *found.sizes))
-        return found if known and all(isinstance(number, int) for number in numbers) else None
 
 
 @checked
@@ -264,7 +214,7 @@ def _build(
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
     with report.step("lower"), assuming():  # the equalities that the model checks are assumed to hold
-        kernels = _lower_all(workloads, builder, progress)
+        kernels = compile_kernels(workloads, builder, progress)
     report.decisions = {name: kernel.decisions for name, kernel in kernels.items() if kernel.decisions}
     with report.step("plan"):
         entries = EntryFunctions()
@@ -366,7 +316,7 @@ def _specialized(module: IRModule, sizes: Mapping[str, int]) -> IRModule:
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _KernelMetadata], target: Target, entries: EntryFunctions
+    graph: ExecutionGraph, kernels: Mapping[str, KernelMetadata], target: Target, entries: EntryFunctions
 ) -> None:
     """Place the tensors of the graph, and add the functions that run its nodes in sequence, for targets that use
     such."""
@@ -391,38 +341,6 @@ def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
     for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
         if number not in graph.inputs:
             graph.tensors[number].name = name
-
-
-def _lower_all(
-    workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, _KernelMetadata]:
-    """Pass every kernel to `builder`, cached ones from its cache; returns the metadata of each by name."""
-    context = PassContext.current()
-    options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
-    settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
-    records = current_records()
-    notes: dict[str, _KernelMetadata] = {}
-    schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
-    for i, workload in enumerate(workloads):
-        if progress is not None:
-            progress(f"kernel {workload.name}", i, len(workloads))
-        config = records.config(builder.target, workload.key)
-        tuned = repr(sorted(config.values.items())) if config.values else ""
-        # The key determines the code only if the compiler's own sources do.
-        known = schedules_known and all(map(has_source_version, workload.operator_classes))
-        key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
-        variables = sizes_of(workload.function)
-        note = builder.reuse(workload.name, key) if known else None
-        metadata = None if note is None else _KernelMetadata.from_cache(note, variables)
-        if metadata is None:
-            kernel = lower(workload, builder.target, config)
-            function, parts, steps = split_steps(kernel.function, builder.target)
-            in_place, decisions = list(kernel.in_place), list(kernel.decisions)
-            note = _KernelMetadata(list(kernel.workspaces), in_place, kernel.sizes, steps, decisions).to_json()
-            builder.add(function, key, note, parts=parts)
-            metadata = _KernelMetadata.from_json(note, variables)
-        notes[workload.name] = metadata
-    return notes
 
 
 def _compiled_together(entries: EntryFunctions) -> Iterator[tuple[str, list[PrimFunc]]]:

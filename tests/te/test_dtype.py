@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 
 from relayc.te.dtype import dtype
@@ -23,3 +27,9 @@ def test_element_type_of_vectors(name: str) -> None:
 def test_unknown_type_names_raise(name: str) -> None:
     with pytest.raises(ValueError, match="unknown dtype"):
         dtype(name)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda kind: pickle.loads(pickle.dumps(kind))])
+def test_equal_names_are_one_object_however_they_are_made(again: Callable[[object], object]) -> None:
+    kind = dtype("float32x16")
+    assert again(kind) is kind

@@ -19,7 +19,7 @@ from relayc.backend.llvm import code_cache, compiler
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.source_version import source_version
 from relayc.backend.target import Target
-from relayc.relay.lowering import driver
+from relayc.relay.lowering import compile_kernels
 from relayc.relay.op import base
 from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.nn import conv2d, dense, relu
@@ -43,7 +43,7 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
     """Counts what is lowered and what LLVM compiles, with a cache of its own."""
     counted: Counter[str] = Counter()
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
-    lower, make = driver.lower, compiler.Compiler.object_code
+    lower, make = compile_kernels.lower, compiler.Compiler.object_code
 
     def counting_lower(*args: object, **kwargs: object) -> object:
         counted["lowered"] += 1
@@ -53,7 +53,7 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
         counted["compiled"] += 1
         return make(*args, **kwargs)
 
-    monkeypatch.setattr(driver, "lower", counting_lower)
+    monkeypatch.setattr(compile_kernels, "lower", counting_lower)
     monkeypatch.setattr(compiler.Compiler, "object_code", counting_make)
     return counted
 
