@@ -206,8 +206,8 @@ def bfloat16(machine: str) -> Rows:
     return rows
 
 
-def _on_one_thread(machine: str, subject: str) -> list[Record]:
-    return [r for r in on(machine, subject) if r.get("threads") == 1]
+def _on_threads(count: int, machine: str, subject: str) -> list[Record]:
+    return [r for r in on(machine, subject) if r.get("threads") == count]
 
 
 def language_models(records: Sequence[Record]) -> Rows:
@@ -292,8 +292,9 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "quantised, Emerald Rapids": lambda: _by_threads(on("emeraldrapids", "quantised"), "model"),
     "bfloat16": lambda: bfloat16("zen4"),
     "bfloat16, Emerald Rapids": lambda: bfloat16("emeraldrapids"),
-    "language models": lambda: language_models(_on_one_thread("zen4", "llm")),
-    "language models, Emerald Rapids": lambda: language_models(_on_one_thread("emeraldrapids", "llm")),
+    "language models": lambda: language_models(_on_threads(1, "zen4", "llm")),
+    "language models, Emerald Rapids": lambda: language_models(_on_threads(1, "emeraldrapids", "llm")),
+    "language models, two threads": lambda: language_models(_on_threads(2, "emeraldrapids", "llm")),
     "dynamic": dynamic,
     "roofline": roofline,
     "bandwidth": bandwidth,
