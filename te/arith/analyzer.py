@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import gcd, isfinite
 
 from relayc.te.arith.canonical import Canonical
@@ -25,12 +26,20 @@ from relayc.te.tir.expr import EQ, GE, GT, LE, LT, And, Call, Compare, Dim, IntI
 __all__ = ["Analyzer"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stale:
+    """The least and the greatest value of a variable, to be put into form when it is asked for."""
+
+    low: PrimExpr
+    high: PrimExpr
+
+
 class Analyzer(Canonical):
     """Facts about variables, simplification, proofs and symbolic intervals."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ranges: dict[Var, tuple[Linear, Linear]] = {}  # var -> least and greatest value
+        self._ranges: dict[Var, tuple[Linear, Linear] | _Stale] = {}  # var -> least and greatest value
         self._modular: dict[Var, tuple[int, int]] = {}
         self._substitutes: dict[Var, PrimExpr] = {}
 
@@ -51,7 +60,7 @@ class Analyzer(Canonical):
             return
         low = self._dim(value.min)
         high = self.add(low, self._dim(value.extent)).shifted(-1)
-        known_range = self._ranges.get(var)
+        known_range = self._range(var)
         if known_range is not None and known_range[0].key == low.key and known_range[1].key == high.key:
             return
         self._forget_if_seen(var)
@@ -73,16 +82,14 @@ class Analyzer(Canonical):
 
     def _forget(self) -> None:
         """Drop everything derived; facts stay."""
-        ranges = [(var, self.render(low, var.dtype), self.render(high, var.dtype))
-                  for var, (low, high) in self._ranges.items()]  # fmt: skip
+        for var, bound in self._ranges.items():
+            low, high = ((bound.low, bound.high) if isinstance(bound, _Stale)
+                         else (self.render(bound[0], var.dtype), self.render(bound[1], var.dtype)))  # fmt: skip
+            self._ranges[var] = _Stale(low, high)
         known = [self.render(fact, self.dtype_of(fact)) for fact in self._known]
-        self._atoms, self._proved, self._pairs, self._forms, self._simple = {}, {}, {}, {}, {}
+        self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple = {}, {}, {}, {}, {}, {}
         for var, expr in self._substitutes.items():
             self._forms[var] = self.linear(expr)
-        self._ranges = {}
-        for var, low, high in ranges:
-            self._ranges[var] = (self.linear(low), self.linear(high))
-            self.variable(var)
         self._known = tuple([self.linear(fact) for fact in known])
         for fact in self._known:
             self._tighten(fact)
@@ -92,8 +99,8 @@ class Analyzer(Canonical):
         found = self._atoms.get(var)
         if found is not None:
             return found
+        bound = self._range(var)
         atom = super().variable(var)
-        bound = self._ranges.get(var)
         if bound is not None:
             low, high = bound
             atom.lo = max(atom.lo, low.bounds()[0])
@@ -101,6 +108,13 @@ class Analyzer(Canonical):
             atom.lower = low if low.terms else None
             atom.upper = high if high.terms else None
         return atom
+
+    def _range(self, var: Var) -> tuple[Linear, Linear] | None:
+        """The least and the greatest value of a variable."""
+        bound = self._ranges.get(var)
+        if isinstance(bound, _Stale):
+            bound = self._ranges[var] = self.linear(bound.low), self.linear(bound.high)
+        return bound
 
     @contextmanager
     def constraint(self, condition: PrimExpr) -> Generator[None]:
@@ -110,14 +124,16 @@ class Analyzer(Canonical):
             yield
             return
         facts += [undone for fact in facts if (undone := self.without_quotient(fact)) is not None]
-        saved = (self._atoms, self._proved, self._pairs, self._forms, self._simple, self._ranges, self._known)
+        saved = (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._ranges,
+                 self._known)  # fmt: skip
         self._ranges = dict(self._ranges)
         self._known = (*self._known, *facts)
         self._forget()
         try:
             yield
         finally:
-            self._atoms, self._proved, self._pairs, self._forms, self._simple, self._ranges, self._known = saved
+            (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._ranges,
+             self._known) = saved  # fmt: skip
 
     def _tighten(self, fact: Linear) -> None:
         """Narrow the bounds of the only atom, a variable, a quotient or a remainder, of `fact` >= 0."""

@@ -6,7 +6,7 @@ expanded. `nonnegative` is the prover: bounds first, then symbolic bounds put in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import gcd, inf
 from typing import Any
 
@@ -22,13 +22,24 @@ _MOST_OPERANDS = 8  # of a minimum or maximum, with those inside it flattened: s
 _MOST_STEPS = 256  # forms that one proof may look at: those of models' sizes take up to 64
 
 
+class _Budget:
+    """The steps left to one proof."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 class Forms:
     """Atoms, facts about variables, and arithmetic on linear forms."""
 
     def __init__(self) -> None:
         self._atoms: dict[Any, Atom] = {}
         self._next_uid = 0
+        self._uids: dict[Var, int] = {}  # of the atoms of variables, which keep their order when facts change
         self._proved: dict[Any, bool] = {}
+        self._searched: dict[Any, tuple[bool, int]] = {}  # (key of a form, fuel) -> what was found, in how many steps
         self._pairs: dict[Any, tuple[Linear, Linear]] = {}
         self._known: tuple[Linear, ...] = ()  # forms known to be >= 0
 
@@ -54,6 +65,7 @@ class Forms:
         if found is None:
             bounds = (0, inf) if isinstance(var, SizeVar) else UNBOUNDED
             found = self._atom(var, "var", (), var, bounds, frozenset((var,)))
+            found.uid = self._uids.setdefault(var, found.uid)
         return found
 
     def opaque(
@@ -287,8 +299,8 @@ class Forms:
         found = self._proved.get(form.key)
         if found is None:
             few = sum(_is_extremum(atom) for atom in form.terms) <= _FUEL
-            steps = iter(range(_MOST_STEPS))
-            found = self._proved[form.key] = self._prove(form, _FUEL, steps) if few else self._follows(form)
+            budget = _Budget(_MOST_STEPS)
+            found = self._proved[form.key] = self._prove(form, _FUEL, budget) if few else self._follows(form)
             factor = gcd(*form.terms.values())
             if not found and factor > 1:  # 4 x + 3 >= 0 where x >= 0
                 smaller = Linear({atom: c // factor for atom, c in form.terms.items()}, int(form.const // factor))
@@ -303,21 +315,36 @@ class Forms:
                 return True
         return False
 
-    def _prove(self, form: Linear, fuel: int, steps: Iterator[int]) -> bool:
-        """`steps` are those left to the whole proof; `fuel` are the substitutions left on this path."""
+    def _prove(self, form: Linear, fuel: int, budget: _Budget) -> bool:
+        """`fuel` are the substitutions left on this path.
+
+        Substitutions commute, so that several paths lead to a form: its search is kept with the steps that it took, and
+        takes as many from the budget of the next proof that comes to it.
+        """
         low, high = form.bounds()
         if low >= 0:
             return True
-        if high < 0 or fuel == 0 or next(steps, None) is None:
+        if high < 0 or fuel == 0 or budget.left == 0:
             return False
-        if self._follows(form):
-            return True
+        question, left = (form.key, fuel), budget.left
+        found, taken = self._searched.get(question, (True, _MOST_STEPS + 1))
+        if taken <= left or not found:
+            budget.left = max(left - taken, 0)
+            return found
+        budget.left -= 1
+        found = self._follows(form) or self._search(form, fuel - 1, budget)
+        if budget.left:  # nothing was cut short
+            self._searched[question] = found, left - budget.left
+        return found
+
+    def _search(self, form: Linear, fuel: int, budget: _Budget) -> bool:
+        """Does it follow from a form that is at most `form`?"""
         for atom, c in form.terms.items():
             if _is_extremum(atom):
                 rest = form.without(atom)
                 every = all if (atom.kind == "min") == (c > 0) else any
-                return every(self._prove(rest.plus(x, c), fuel - 1, steps) for x in atom.args)
-        return any(self._prove(candidate, fuel - 1, steps) for candidate in self._weaker(form))
+                return every(self._prove(rest.plus(x, c), fuel, budget) for x in atom.args)
+        return any(self._prove(candidate, fuel, budget) for candidate in self._weaker(form))
 
     def without_quotient(self, form: Linear) -> Linear | None:
         """A form that is >= 0 exactly when `form` is, with a quotient multiplied out; None when there is none to undo.

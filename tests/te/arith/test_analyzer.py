@@ -324,3 +324,31 @@ def test_selections_by_uniform_conditions(start: int, chosen: str | None):
     analyzer = bound_analyzer()
     expr = Select(ramp(X + start, 2, 4) < broadcast(const(13), 4), broadcast(X, 4), broadcast(J, 4))
     assert str(analyzer.simplify(expr)) == (str(expr) if chosen is None else f"broadcast({chosen}, 4)")
+
+
+def test_an_expression_is_written_alike_inside_and_outside_of_a_constraint():
+    """The terms of sums and the factors of products keep the order in which their variables were first seen."""
+    rows, columns, i, j = SizeVar("rows", INT32), SizeVar("columns", INT32), Var("i", INT32), Var("j", INT32)
+    analyzer = Analyzer()
+    analyzer.simplify(rows * columns)
+    analyzer.bind(i, Range(0, columns))
+    analyzer.bind(j, Range(0, rows))
+    expr = rows * columns * j + i * columns + rows
+    before = str(analyzer.simplify(expr))
+    with analyzer.constraint(i < rows):
+        assert str(analyzer.simplify(expr)) == before
+        assert analyzer.can_prove(i < rows)
+        with analyzer.constraint(j < i):
+            assert str(analyzer.simplify(expr)) == before
+
+
+def test_ranges_follow_the_facts_that_hold_where_they_are_asked_for():
+    n, i, j = SizeVar("n", INT32), Var("i", INT32), Var("j", INT32)
+    analyzer = Analyzer()
+    analyzer.bind(i, Range(0, n))
+    analyzer.bind(j, Range(0, Min(i + 1, const(8))))
+    with analyzer.constraint(i >= 7):
+        assert analyzer.const_bounds(j) == (0, 7)
+        analyzer.bind(j, Range(0, 8))  # the same range under this fact
+        assert analyzer.can_prove(j <= i)
+    assert not analyzer.can_prove(j + 1 >= i)
