@@ -8,6 +8,7 @@ from typing import Any
 from relayc.te.dtype import DType
 from relayc.te.ir.node import Node
 from relayc.te.ir.structural import structural_equal
+from relayc.te.ir.visitor import post_order
 from relayc.te.tir.expr import (
     Add,
     BufferLoad,
@@ -24,7 +25,9 @@ from relayc.te.tir.expr import (
 )
 from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
-__all__ = ["accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables", "is_loaded_by"]
+__all__ = [
+    "accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables", "is_loaded_by", "nodes_with",
+]  # fmt: skip
 
 
 def accumulated_value(store: BufferStore) -> PrimExpr | None:
@@ -66,6 +69,20 @@ def contains(program: Node, classes: frozenset[type], suits: Callable[[Any], boo
             seen.add(id(node))
             stack += node.node_children()
     return False
+
+
+def nodes_with(program: Node, classes: frozenset[type], suits: Callable[[Any], bool] | None = None) -> set[int]:
+    """The ids of the nodes of the classes (that `suits`), and of the nodes that contain one."""
+    found: set[int] = set()
+    for node in post_order(program):
+        if node.__class__ in classes and (suits is None or suits(node)):
+            found.add(id(node))
+            continue
+        for child in node.node_children():
+            if id(child) in found:
+                found.add(id(node))
+                break
+    return found
 
 
 def dtypes_of(program: Node) -> set[DType]:

@@ -7,15 +7,17 @@ by 0 where the program does not.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from relayc.te.arith import Analyzer
 from relayc.te.dtype import INT32, INT64
 from relayc.te.ir.node import Node
 from relayc.te.ir.visitor import Mutator, post_order
 from relayc.te.tir import ops
-from relayc.te.tir.analysis import contains
+from relayc.te.tir.analysis import contains, nodes_with
 from relayc.te.tir.expr import (
     EQ,
     BufferLoad,
@@ -62,35 +64,36 @@ class _Hoister(Mutator):
         """depth of the scope that defines a variable; sizes and parameters have none"""
         self.data: set[Var] = set()
         """variables that hold loaded data or are bound inside an expression; divisions by them stay guarded"""
-        self.divided: set[int] = set()
-        """ids of nodes that contain a division by a size"""
-        for node in post_order(func.body):
-            if node.__class__ in _DIVISIONS and _divides_by_size(node):
-                self.divided.add(id(node))
-                continue
-            for child in node.node_children():
-                if id(child) in self.divided:
-                    self.divided.add(id(node))
-                    break
-            if isinstance(node, Let):
-                self.data.add(node.var)
+        self.divided = nodes_with(func.body, _DIVISIONS, _divides_by_size)
+        self.done: dict[PrimExpr, PrimExpr] = {}
+        """what became of expressions in the innermost scope, under the facts that hold here"""
 
-    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
-        return node.rebuild(self.visit) if id(node) in self.divided else node
-
-    def visit_Stmt(self, node: Stmt) -> Stmt:
-        return node.rebuild(self.visit) if id(node) in self.divided else node
-
-    def visit_For(self, node: For) -> Stmt:
+    def visit(self, node: Any) -> Any:
         if id(node) not in self.divided:
             return node
+        if not isinstance(node, PrimExpr):
+            return super().visit(node)
+        if node not in self.done:
+            self.done[node] = super().visit(node)
+        return self.done[node]
+
+    @contextmanager
+    def _apart(self) -> Generator[None]:
+        """A context in which expressions are visited anew."""
+        outside, self.done = self.done, {}
+        yield
+        self.done = outside
+
+    def visit_For(self, node: For) -> Stmt:
         low, extent = self.visit(node.min), self.visit(node.extent)
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         return node.replace(min=low, extent=extent, body=self._inside(node.loop_var, node.body))
 
+    def visit_Let(self, node: Let) -> PrimExpr:
+        self.data.add(node.var)
+        return node.rebuild(self.visit)
+
     def visit_LetStmt(self, node: LetStmt) -> Stmt:
-        if id(node) not in self.divided:
-            return node
         if any(self._is_data(part) for part in post_order(node.value)):
             self.data.add(node.var)
         return node.replace(value=self.visit(node.value), body=self._inside(node.var, node.body))
@@ -98,15 +101,14 @@ class _Hoister(Mutator):
     def _inside(self, var: Var, body: Stmt) -> Stmt:
         self.depth[var] = len(self.scopes)
         self.scopes.append(_Scope())
-        visited = self.visit(body)
+        with self._apart():
+            visited = self.visit(body)
         return self.scopes.pop().around(visited)
 
     def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
-        if id(node) not in self.divided:
-            return node
         then_case = node.then_case
         if id(then_case) in self.divided:
-            with self.analyzer.constraint(node.condition):
+            with self.analyzer.constraint(node.condition), self._apart():
                 then_case = self.visit(then_case)
         else_case = None if node.else_case is None else self.visit(node.else_case)
         return node.replace(condition=self.visit(node.condition), then_case=then_case, else_case=else_case)
@@ -118,8 +120,6 @@ class _Hoister(Mutator):
         return self._division(node)
 
     def _division(self, node: FloorDiv | FloorMod) -> PrimExpr:
-        if id(node) not in self.divided:
-            return node
         made: PrimExpr = node.rebuild(self.visit)
         if not _divides_by_size(node):
             return made

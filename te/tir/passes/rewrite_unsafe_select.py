@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from relayc.te.arith import Analyzer
 from relayc.te.dtype import INT32, INT64
 from relayc.te.ir.visitor import Mutator
-from relayc.te.tir.analysis import always_evaluated, contains
+from relayc.te.tir.analysis import always_evaluated, contains, nodes_with
 from relayc.te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.intrinsics import INTRINSICS
@@ -20,18 +20,28 @@ __all__ = ["RewriteUnsafeSelect", "can_not_fault", "rewrite_unsafe_select"]
 
 
 class _Rewriter(Mutator):
-    def __init__(self) -> None:
+    """Visits what contains a Select; `safe` are expressions that are known not to fault here."""
+
+    def __init__(self, with_selects: Container[int]) -> None:
+        self.with_selects = with_selects
         self.analyzer = Analyzer()
         self.numbers = ValueNumbers()
+        self.safe: set[PrimExpr] = set()
+
+    def visit(self, node: Any) -> Any:
+        return super().visit(node) if id(node) in self.with_selects else node
 
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         return node.rebuild(self.visit)
 
     def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
-        condition = self.visit(node.condition)
-        with self.analyzer.constraint(node.condition):
-            then_case = self.visit(node.then_case)
+        condition, then_case = self.visit(node.condition), node.then_case
+        if id(then_case) in self.with_selects:
+            outside, self.safe = self.safe, set(self.safe)
+            with self.analyzer.constraint(node.condition):
+                then_case = self.visit(then_case)
+            self.safe = outside
         else_case = None if node.else_case is None else self.visit(node.else_case)
         if condition is node.condition and then_case is node.then_case and else_case is node.else_case:
             return node
@@ -51,7 +61,8 @@ class _Rewriter(Mutator):
     def _can_not_fault(self, select: Select) -> bool:
         """May both sides be evaluated? Subexpressions that the condition shares are evaluated in any case."""
         sides = (select.true_value, select.false_value)
-        if all(can_not_fault(side, self.analyzer) for side in sides):
+        if all(can_not_fault(side, self.analyzer, self.safe.__contains__) for side in sides):
+            self.safe.update(sides)
             return True
         evaluated = {self.numbers(e) for e in always_evaluated(select.condition)}
         return all(can_not_fault(side, self.analyzer, lambda e: self.numbers(e) in evaluated) for side in sides)
@@ -101,7 +112,9 @@ def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:
     nor calls an impure function; what the condition evaluates is evaluated in any
     case. (TVM: `RewriteUnsafeSelect`.)
     """
-    return func.with_body(_Rewriter().visit(func.body)) if contains(func.body, _SELECTS) else func
+    if not contains(func.body, _SELECTS):
+        return func
+    return func.with_body(_Rewriter(nodes_with(func.body, _SELECTS)).visit(func.body))
 
 
 class RewriteUnsafeSelect(FunctionPass):
