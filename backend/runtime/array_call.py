@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -19,40 +19,41 @@ from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.threads import array_call_address
 
-__all__ = ["ArrayCall"]
+__all__ = ["array_call"]
 
 _DENSE, _ALIGNED = 0x1, 0x100
 """numpy's flags of arrays that are C-contiguous, and whose address is a multiple of the element's alignment."""
 _Enter = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class ArrayCall:
+def array_call(
+    graph: Graph, entry: int, arguments: Sequence[int], table: int, shapes: Sequence[int] = ()
+) -> Callable[[list[Any]], bool]:
     """A call of compiled code, ``entry(*arguments)`` of two or three pointers, after noting the inputs of a graph.
 
     The address of each tensor that is an input goes to the word of `table` with the tensor's number, and the shape of
     input i to those from `shapes[i]` on. Call it with a list of arrays, one for each input; false, and nothing has been
     run, if one of them is no dense array of the type and shape of the input.
     """
+    find, layout = array_call_address(), _layout()
+    if not find or layout is None:
+        return lambda arrays: False
+    dtypes = [to_numpy(graph.tensors[index].dtype) for index in graph.inputs]
+    records: list[list[int]] = []
+    for index, tensor in enumerate(graph.tensors):
+        if tensor.storage == "input":
+            position = int(tensor.place)
+            extents = [d if isinstance(d, int) else -1 for d in graph.tensors[graph.inputs[position]].shape]
+            shape = shapes[position] if shapes else -1
+            records.append([position, index, shape, id(dtypes[position]), len(extents), *extents])
+    head = [entry, *[*arguments, 0][:3], table, *layout, id(np.ndarray), _DENSE | _ALIGNED, len(records)]
+    words = np.array([*head, *chain.from_iterable(records)], np.int64)
+    enter, address = _Enter(find), int(words.ctypes.data)
 
-    def __init__(
-        self, graph: Graph, entry: int, arguments: Sequence[int], table: int, shapes: Sequence[int] = ()
-    ) -> None:
-        enter, layout = array_call_address(), _layout()
-        self._dtypes = [to_numpy(graph.tensors[index].dtype) for index in graph.inputs]  # kept: compared by address
-        records: list[list[int]] = []
-        for index, tensor in enumerate(graph.tensors):
-            if tensor.storage == "input":
-                position = int(tensor.place)
-                extents = [d if isinstance(d, int) else -1 for d in graph.tensors[graph.inputs[position]].shape]
-                shape = shapes[position] if shapes else -1
-                records.append([position, index, shape, id(self._dtypes[position]), len(extents), *extents])
-        words = [entry, *[*arguments, 0][:3], table, *(layout or ()), id(np.ndarray), _DENSE | _ALIGNED, len(records)]
-        self._words = np.array([*words, *chain.from_iterable(records)], np.int64)
-        self._address = int(self._words.ctypes.data)
-        self._enter = _Enter(enter) if enter and layout is not None else None
+    def call(arrays: list[Any], _kept: object = (words, dtypes)) -> bool:  # compiled code has their addresses
+        return enter(id(arrays), address) == 0
 
-    def __call__(self, arrays: list[Any]) -> bool:
-        return self._enter is not None and self._enter(id(arrays), self._address) == 0
+    return call
 
 
 class _Layout(NamedTuple):

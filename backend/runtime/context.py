@@ -171,9 +171,11 @@ class Context:
             self._version = setting_version()
             self._ctx.num_threads = num_threads(self._requested)
 
-    def forget_failure(self) -> None:
-        """Drop an exception that was recorded after the call it was meant for."""
+    def begin(self) -> None:
+        """Prepare for a run: drop an exception that was recorded after the call it was meant for, and `refresh`."""
         self._failure = None
+        if self._version != setting_version():
+            self.refresh()
 
     def fail(self, error: BaseException) -> None:
         """Record the first exception of a Python function called from compiled code.

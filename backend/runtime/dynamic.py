@@ -174,13 +174,14 @@ class DynamicRunner:
         plan = self._plan
         if plan is None or not plan.takes_arrays:
             return False
-        self._begin(inherited)
-        if self._inputs:
+        if self._lent:
+            self._renew_lent()
+        if self._inputs or self._values:
             self.release()
         at = plan.call_with_arrays(arrays, inherited)
         if at is None:
             return False
-        self._unread = 0, at
+        self._sizes, self._unread = dict(inherited), (0, at)
         if at != plan.end:
             self._context.check()
             self._inputs, self._inherited = [wrap_numpy(values) for values in arrays], inherited
@@ -193,12 +194,12 @@ class DynamicRunner:
     def _run_plan(self, plan: NativePlan) -> None:
         """Run the compiled plan, and the pieces that it leaves."""
         inherited = {} if self._inherited is None else self._inherited
-        self._begin(inherited)
+        self._sizes, self._unread, self._values = dict(inherited), (0, 0), {}
+        self._renew_lent()
         self._do_rest(plan, self._call(plan, 0) if plan.begin(self._inputs, inherited) else 0)
 
-    def _begin(self, inherited: Mapping[str, int]) -> None:
-        """Forget the last run, and replace the buffers that users still reference."""
-        self._sizes, self._unread, self._values = dict(inherited), (0, 0), {}
+    def _renew_lent(self) -> None:
+        """Replace the buffers that users still reference."""
         while self._lent:
             index = self._lent.pop()
             buffer = self._buffers[index]
@@ -346,7 +347,7 @@ class DynamicRunner:
         if buffer is None or buffer.array.shape != shape:
             tensor_bytes(shape, home.dtype, self.sizes)
         if buffer is None:
-            buffer = self._buffers[index] = OutputBuffer(shape, home.dtype, self._device)
+            buffer = self._buffers[index] = OutputBuffer(shape, home.dtype, self._device, index, self._lent)
         else:
             buffer.renew(shape)
         self._set_buffer(index, buffer)
@@ -361,8 +362,9 @@ class DynamicRunner:
     def _shown_buffer(self, owner: int) -> OutputBuffer:
         """A buffer that a tensor owns, showing the shape that the tensor has in this run."""
         buffer = self._buffers[owner]
-        if self._plan is not None and self._static_shapes[owner] is None:
-            shape = tuple(self._plan.buffer_shapes[owner])
+        words = None if self._plan is None else self._plan.buffer_shapes.get(owner)
+        if words is not None:
+            shape = tuple(words)
             if shape != buffer.array.shape:
                 buffer.show(shape)
         return buffer
@@ -546,7 +548,6 @@ class DynamicRunner:
             return self.array(index)
         owner = owner_of(self._graph, tensor)
         lent = self._shown_buffer(owner).hold()
-        self._lent.add(owner)
         return lent if owner == index else lent._create_view(self._shape(index), tensor.dtype)
 
     def _shape(self, index: int) -> tuple[int, ...]:
@@ -576,11 +577,6 @@ class DynamicRunner:
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
-    def _buffer(self, position: int) -> OutputBuffer | None:
-        """The buffer of an output of the last run; None for one that aliases other memory, and for a sequence."""
-        owner = self._owners[position]
-        return None if owner is None else self._shown_buffer(owner)
-
     def output(self, position: int) -> Any:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight.
 
@@ -590,21 +586,15 @@ class DynamicRunner:
         tensor = self._graph.tensors[index]
         if tensor.is_sequence:
             return self._own_copies(self.read(index))
-        buffer = self._buffer(position)
-        if buffer is None:
-            return self.array(index).copyto(self._device)
-        self._lent.add(index)
-        return buffer.lend()
+        owner = self._owners[position]
+        return self.array(index).copyto(self._device) if owner is None else self._shown_buffer(owner).lend()
 
     def numpy(self, position: int) -> Any:
         """An output of the last run that is no sequence, as a numpy array of the user's."""
-        buffer, index = self._buffer(position), self._graph.outputs[position]
-        if buffer is None:
-            return self.array(index).numpy()
-        values = buffer.numpy()
-        if buffer.is_lent:
-            self._lent.add(index)
-        return values
+        owner = self._owners[position]
+        if owner is None:
+            return self.array(self._graph.outputs[position]).numpy()
+        return self._shown_buffer(owner).numpy()
 
     def _own_copies(self, value: Value) -> Any:
         """A sequence as a list of arrays that nothing else aliases."""

@@ -122,8 +122,7 @@ class GraphModule:
         in_place = self._may_borrow and not (graph.caches and graph.variants)
         self._array_names = names if in_place and len({*names}) == len(names) else None
         """the inputs that users pass, in order, if compiled code can read numpy arrays in place"""
-        self._static: StaticRunner | None = None
-        self._dynamic: DynamicRunner | None = None
+        self._runner: StaticRunner | DynamicRunner | None = None
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
         """executor of the specialisation that ran last, None if the model itself did"""
@@ -155,11 +154,11 @@ class GraphModule:
         if self._graph.is_dynamic:
             # imported here: it takes 7 ms, which static shapes do without
             dynamic = import_module("relayc.backend.runtime.dynamic")
-            self._dynamic = dynamic.DynamicRunner(*around, self._inputs.strings.table)
+            self._runner = dynamic.DynamicRunner(*around, self._inputs.strings.table)
         else:
-            self._static = StaticRunner(*around, self._inputs)
+            self._runner = static = StaticRunner(*around, self._inputs)
             for position, memory in self._output_memory.items():
-                self._static.use_output(position, memory)
+                static.use_output(position, memory)
 
     def release_memory(self) -> None:
         """Frees the memory of intermediate tensors and the executor's references to inputs and outputs.
@@ -169,7 +168,7 @@ class GraphModule:
         """
         with self._lock:
             self._has_run, self._special = False, None
-            self._static = self._dynamic = self._last_special = None
+            self._runner = self._last_special = None
             self._passed = []
             self._specials.clear()
             self._inputs.release()
@@ -211,7 +210,7 @@ class GraphModule:
             position = self._output_position(key)
             tensor = self._graph.tensors[self._graph.outputs[position]]
             name = f"output {tensor.name!r} of model {self._graph.name!r}"
-            if self._static is None and self._dynamic is None:
+            if self._runner is None:
                 self._allocate()
             if value is None:
                 self._output_memory.pop(position, None)
@@ -281,16 +280,25 @@ class GraphModule:
                 raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list, no out=")
             target = out if isinstance(out, NDArray) else from_dlpack(out)
             check_type(tensor, target.shape, target.dtype, self._graph.name)
-            self._runner.array(self._graph.outputs[position]).copyto(target)
+            self._allocated.array(self._graph.outputs[position]).copyto(target)
             return out
-        return self._runner.output(position)
+        return self._allocated.output(position)
 
     @property
-    def _runner(self) -> StaticRunner | DynamicRunner:
+    def _allocated(self) -> StaticRunner | DynamicRunner:
         """The runner of the last run."""
-        runner = self._dynamic if self._static is None else self._static
-        assert runner is not None, "the executor has run"
-        return runner
+        assert self._runner is not None, "the executor has run"
+        return self._runner
+
+    @property
+    def _static(self) -> StaticRunner | None:
+        """The runner of a graph of static shapes."""
+        return self._runner if isinstance(self._runner, StaticRunner) else None
+
+    @property
+    def _dynamic(self) -> DynamicRunner | None:
+        """The runner of a graph with size variables."""
+        return None if isinstance(self._runner, StaticRunner) else self._runner
 
     def get_num_inputs(self) -> int:
         """Number of inputs, weights and caches not counted."""
@@ -517,6 +525,7 @@ class GraphModule:
                     return self._special.profile(repeat)
             self._has_run, self._special = False, None
             self._prepare()
+            self._context.begin()
             calls = self._time_nodes(repeat)
             self._context.check()
             self._has_run = True
@@ -581,34 +590,16 @@ class GraphModule:
             arrays = [inputs[name] for name in names]
         except KeyError:
             return False
-        if self._graph.caches:
-            return self._run_with_caches(arrays)
-        if not self._run(arrays):
+        caches = self._graph.caches
+        if caches:
+            arrays = self._inputs.with_caches(arrays)
+        if arrays is None or not self._run(arrays):
             return False
+        if caches:
+            self._inputs.caches.keep()
         if self._inputs.are_set:
-            self._drop(range(len(names)))
+            self._drop(range(len(arrays)))
         return True
-
-    def _run_with_caches(self, arrays: list[Any]) -> bool:
-        """Run on numpy arrays and the KV caches; false, and nothing is done, where they can't be read in place."""
-        inputs = self._inputs.with_caches(arrays)
-        if inputs is None or not self._run(inputs):
-            return False
-        self._inputs.caches.keep()
-        if self._inputs.are_set:
-            self._drop(range(len(inputs)))
-        return True
-
-    def _takes_arrays(self, arrays: list[Any]) -> bool:
-        """Run on numpy arrays; false, and nothing is done, where they can't be read in place."""
-        chosen = self._last_special if self._graph.variants else self
-        runner = None if chosen is None else chosen._dynamic if chosen._static is None else chosen._static
-        self._special = None if chosen is self else chosen
-        self._context.refresh()
-        try:
-            return runner is not None and runner.run_arrays(arrays, self._inputs.kept_sizes)
-        except SizeMismatchError:  # another specialisation may take these sizes
-            return False
 
     def _run_on_inputs(self, inputs: Mapping[str, Any]) -> list[int]:
         """Run on values that are set or, large ones if possible, read in place; returns the positions of these."""
@@ -650,43 +641,47 @@ class GraphModule:
         """Outputs of the last run as `infer` returns them."""
         positions = self._positions if outputs is None else [*map(self._output_position, outputs)]
         holder = self if self._special is None else self._special
-        fetch, decoded = holder._runner.numpy, self._decoded
+        runner, decoded = holder._runner, self._decoded
+        assert runner is not None, "the executor has run"
+        fetch = runner.numpy
         if not decoded:
             return [*map(fetch, positions)]
         return [_as_numpy(self.get_output(p)) if p in decoded else fetch(p) for p in positions]
 
     def _prepare(self) -> None:
         """Complete the inputs, and have memory to run."""
-        if self._static is None and self._dynamic is None:
+        if self._runner is None:
             self._allocate()
         self._inputs.prepare()
-        self._context.refresh()
 
     def _run(self, arrays: list[Any] | None = None) -> bool:
-        """Run the model; until it ends, `cancel` reaches it. See `_execute`."""
-        self._context.forget_failure()
-        self._is_running = True
-        try:
-            return self._execute(arrays)
-        finally:
-            self._is_running = False
-
-    def _execute(self, arrays: list[Any] | None = None) -> bool:
-        """Run the model, or the specialisation for the inputs, on the values that are set.
+        """Run the model, or the specialisation for the inputs, on the values that are set; until it ends, `cancel`
+        reaches it.
 
         With `arrays`, on these; false, and nothing is done, where they can't be read in place.
         """
-        self._has_run = False
+        self._context.begin()
+        self._has_run, self._is_running = False, True
         try:
             if arrays is None:
                 self._run_on_values()
-            elif not self._takes_arrays(arrays):
-                return False
+            else:
+                chosen = self._last_special if self._graph.variants else self
+                self._special = None if chosen is self else chosen
+                runner = None if chosen is None else chosen._runner
+                if runner is None or not runner.run_arrays(arrays, self._inputs.kept_sizes):
+                    return False
+        except SizeMismatchError:
+            if arrays is None:
+                raise
+            return False  # another specialisation may take these sizes
         except IndexRangeError as error:  # of a dynamic graph, which checks after each call of compiled code
             raise self._located(error) from error
         except Exception as error:
             raise_if_foreign(error, f"running model {self._graph.name!r}")
             raise
+        finally:
+            self._is_running = False
         try:
             self._context.check()
         except IndexRangeError as error:
@@ -743,7 +738,7 @@ class GraphModule:
         """Run a specialisation on the inputs; False if it rejects their sizes."""
         try:
             special._inputs.share(self._inputs)
-            special._execute()
+            special._run_on_values()
         except SizeMismatchError:
             return False
         return True

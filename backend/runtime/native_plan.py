@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from relayc.backend.runtime.array_call import ArrayCall
+from relayc.backend.runtime.array_call import array_call
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.ndarray import NDArray
@@ -51,8 +51,10 @@ class NativePlan:
         owners = [(i, frame.buffers[i] + 1) for stage in frame.stages.values() for i in stage.owners]
         self.takes_arrays = all(self.is_compiled)
         """can it be called with arrays?"""
-        self.buffer_shapes = {i: self.words[k : k + len(frame.graph.tensors[i].shape)] for i, k in owners}
-        """the words of the shape of the tensor in each buffer"""
+        tensors = frame.graph.tensors
+        self.buffer_shapes = {i: self.words[k : k + len(tensors[i].shape)]
+                              for i, k in owners if not tensors[i].is_static}  # fmt: skip
+        """the words of the shape of the tensor in each buffer, if it has size variables"""
         for _, first in owners:
             self.words[first - 1] = -1  # there is no memory, not even for an empty tensor
 
@@ -128,8 +130,8 @@ class NativePlan:
         return words[at] if self._array_call(arrays) else None
 
     @cached_property
-    def _array_call(self) -> ArrayCall:
-        return ArrayCall(self._frame.graph, self._entry_address, self._arguments, self.address, self._frame.shapes)
+    def _array_call(self) -> Callable[[list[Any]], bool]:
+        return array_call(self._frame.graph, self._entry_address, self._arguments, self.address, self._frame.shapes)
 
     def sizes_bound(self, first: int, last: int) -> dict[str, int]:
         """The values of the size variables that the pieces `first` ... `last` - 1 bind."""

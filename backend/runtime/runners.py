@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from relayc.backend.runtime.array_call import ArrayCall
+from relayc.backend.runtime.array_call import array_call
 from relayc.backend.runtime.context import Context
 from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
@@ -63,9 +63,9 @@ class EntryRunner:
         self._call(*self._arguments)
 
     @cached_property
-    def call_with_arrays(self) -> ArrayCall:
+    def call_with_arrays(self) -> Callable[[list[Any]], bool]:
         """The call with numpy arrays as inputs."""
-        return ArrayCall(self._graph, self._address, self._arguments, self._arguments[-1])
+        return array_call(self._graph, self._address, self._arguments, self._arguments[-1])
 
 
 class NodeRunner:
@@ -235,8 +235,12 @@ class OutputBuffer:
     cache, is seldom reallocated.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, device: Device) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, device: Device, number: int = 0, lent: set[int] | None = None
+    ) -> None:
+        """The set `lent` gets the buffer's number whenever it is lent."""
         self._device, self._needed = device, nbytes_of(dtype, math.prod(shape))
+        self._number, self._lent_numbers = number, set[int]() if lent is None else lent
         self._block = _Block(self._needed, shape, dtype, device)
         self._spare: list[_Block] = []
         self._users: NDArray | None = None
@@ -287,6 +291,7 @@ class OutputBuffer:
         if lease is None:
             lease = _Lease(self._block.memory)
             self._block.lease = weakref.ref(lease)
+        self._lent_numbers.add(self._number)
         return self.array.owned_by(lease)
 
     def numpy(self) -> npt.NDArray[Any]:

@@ -33,20 +33,21 @@ class StaticRunner:
     ) -> None:
         self._graph, self._module, self._context, self._device = graph, module, context, where
         self._params, self._inputs = params, inputs
+        self._lent: set[int] = set()
+        """outputs that were lent since the last run"""
         self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
         self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
-        self._lent: set[int] = set()
-        """outputs that were lent since the last run"""
         self.runner = self._make_runner()
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
         """The buffer of an output; None for one that aliases other memory."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
-        own = self._graph.has_own_memory(position)
-        return OutputBuffer(tensor.static_shape, tensor.dtype, self._device) if own else None
+        if not self._graph.has_own_memory(position):
+            return None
+        return OutputBuffer(tensor.static_shape, tensor.dtype, self._device, position, self._lent)
 
     def _make_runner(self) -> EntryRunner | NodeRunner | CapturingRunner:
         graph = self._graph
@@ -71,7 +72,8 @@ class StaticRunner:
     def run_arrays(self, arrays: list[Any], inherited: Mapping[str, int]) -> bool:
         """Run all nodes on numpy arrays, one for each input; false, and nothing is done, where they can't be read in
         place. A static graph has no sizes to inherit."""
-        self._renew_outputs()
+        if self._lent:
+            self._renew_outputs()
         return isinstance(self.runner, EntryRunner) and self.runner.call_with_arrays(arrays)
 
     def _renew_outputs(self) -> None:
@@ -105,12 +107,7 @@ class StaticRunner:
     def numpy(self, position: int) -> Any:
         """An output of the last run as a numpy array of the user's."""
         buffer = self._outputs[position]
-        if buffer is None:
-            return self.array(self._graph.outputs[position]).numpy()
-        values = buffer.numpy()
-        if buffer.is_lent:
-            self._lent.add(position)
-        return values
+        return self.array(self._graph.outputs[position]).numpy() if buffer is None else buffer.numpy()
 
     def use_output(self, position: int, array: NDArray | None) -> bool:
         """Make later runs write an output into `array`, or (None) into own memory; false if it has no buffer."""
@@ -125,10 +122,7 @@ class StaticRunner:
     def output(self, position: int) -> NDArray:
         """An output of the last run, owned by the caller; a copy where it aliases an input or a weight."""
         buffer = self._outputs[position]
-        if buffer is None:
-            return self.array(self._graph.outputs[position]).copyto(self._device)
-        self._lent.add(position)
-        return buffer.lend()
+        return self.array(self._graph.outputs[position]).copyto(self._device) if buffer is None else buffer.lend()
 
     def time_nodes(self, repeat: int) -> list[float]:
         """The median time of each node in `repeat` runs after a warm-up."""
