@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from relayc import relay
+from relayc import relay, te
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
@@ -78,7 +78,7 @@ def test_dynamic_numbers_of_tiles_clamp_prefetches_at_the_end():
     assert prefetched(schedule, 100, 64)[-1] == 127
 
 
-def product_loops(rows: int, columns: int, depth: int, caches: str, cpu: str = XEON) -> str:
+def product_loops(rows: te.Dim, columns: int, depth: int, caches: str, cpu: str = XEON) -> str:
     """The loops of (rows, depth) by constant (depth, columns)."""
     target = Target(f"{cpu} {caches}")
     weight = relay.const(np.random.default_rng(0).standard_normal((columns, depth), dtype=np.float32))
@@ -110,8 +110,20 @@ def test_one_tile_prefetches_the_next_panel_in_pieces_with_enough_arithmetic(
 
 
 @pytest.mark.parametrize("caches", [SLOW_LLC, FAST_LLC], ids=["slow LLC", "fast LLC"])
-def test_lines_of_results_are_prefetched(caches: str):
-    assert "3, 1)" in product_loops(784, 512, 128, caches)
+@pytest.mark.parametrize("rows", [784, te.size_var("n")], ids=["static", "dynamic"])
+def test_lines_of_results_are_prefetched(caches: str, rows: te.Dim):
+    assert "3, 1)" in product_loops(rows, 512, 128, caches)
+
+
+@pytest.mark.parametrize(("columns", "depth", "panels_first"), [(5001, 512, True), (5001, 16, False)])
+@pytest.mark.parametrize("cpu", [XEON, HASWELL])
+def test_large_weights_are_read_once_for_dynamic_rows_also_with_a_partial_panel(
+    columns: int, depth: int, panels_first: bool, cpu: str
+):
+    """Each tile of rows would read them from behind the L2 cache."""
+    text = product_loops(te.size_var("n"), columns, depth, FAST_LLC, cpu)
+    parallel = next(line for line in text.splitlines() if "parallel" in line)
+    assert bool(re.match(" *for (n|i1).outer", parallel)) == panels_first, parallel
 
 
 @pytest.mark.parametrize(

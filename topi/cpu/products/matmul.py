@@ -57,17 +57,18 @@ def _tile_output(
     where all of a row are. Returns the loop that a tile is inside of.
 
     With whole panels everything outside the tile is one parallel loop, evenly shared; so it is with a narrow last
-    panel, whose tiles are distinguished by a branch. Other partial panels keep the panel loop apart, so that the guard
-    can be peeled off: inside the blocks of rows, which are parallel (one tile where there are none), or around
-    everything.
+    panel, whose tiles are distinguished by a branch, and with a masked one where panels come first. Other partial
+    panels keep the panel loop apart, so that the guard can be peeled off: inside the blocks of rows, which are parallel
+    (one tile where there are none), or around everything.
     """
-    one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or plan.narrow_last)
+    masked = plan.masked_last
+    in_masks = plan.narrow_last or (masked and plan.panels_first)
+    one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or in_masks)
     blocks: list[te.IterVar] = []
     if plan.tiles_per_step:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
-    masked = plan.masked_last
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width, masked=masked)
     if one_loop and not plan.separate_panels:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)

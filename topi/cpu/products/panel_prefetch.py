@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -270,15 +271,17 @@ def stream_results(
 
     Some lines every few steps: a tile's rows are too many streams for the hardware prefetcher, and all of them together
     exceed the line-fill buffers: neither loads of the next tile nor stores could go on. The reduction's innermost loop
-    may be split already.
+    may be split already. A dynamic number of rows counts as many; images of dynamic sizes are mostly small enough for
+    the caches, where prefetches cost up to a tenth.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
     large = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
-    rows = out.shape[:-1]
-    if not large or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
+    *rows, columns = out.shape
+    known = (*along, columns) if anchor.tag == "dense_packed" else (*along, *out.shape)
+    if not large or not all(isinstance(d, int) for d in known) or _is_crowded(along, target):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])
     if not every:
@@ -290,8 +293,10 @@ def stream_results(
         def in_tile(*indices: Any) -> Sequence[Any]:
             row, column, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
             passed = te.min(ravel_index(steps, along) // every * at_once + number, plan.height - 1)
-            last = constant_size(rows) - 1
-            return (*unravel_index(te.min(ravel_index(row, shape) + passed, last), rows), column)
+            position = te.min(ravel_index(row, shape) + passed, math.prod(rows) - 1)
+            if all(isinstance(d, int) for d in rows):
+                return (*unravel_index(position, rows), column)
+            return (position * columns + column,)  # dynamic sizes are not divided by
 
         return in_tile
 

@@ -141,7 +141,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     if narrow and tiles > 1:
         panels_first, at_once, apart = True, 0, True
     else:
-        panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
+        panels_first, apart = p.exceeds_caches or p.streams_weights or p.shares_panels_better(tiles), False
         at_once = _tiles_per_step(p, tiles, panels_first)
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
@@ -214,6 +214,11 @@ class _Product:
     def exceeds_caches(self) -> bool:
         """Whether the weights exceed all caches."""
         return self.weight_bytes > max(self.target.cache_bytes)
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether a dynamic number of rows would read weights anew for each tile, from behind the L2 cache."""
+        return self.left_bytes is None and self.weight_bytes > self.target.cache_bytes.l2 // 2
 
     @property
     def has_whole_panels(self) -> bool:
