@@ -17,7 +17,7 @@ from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index
 
-__all__ = ["InputTiles", "OrderedTiles", "OutputTiles", "PackedTiles"]
+__all__ = ["OrderedTiles", "PackedTiles", "PlainTiles"]
 
 _LINES, _LINES_IN_SETS = 1, 2
 """Cache lines written of each output row at a time: normally, and where output or input rows conflict in cache sets."""
@@ -312,20 +312,21 @@ _RUN_BYTES = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class OutputTiles:
-    """Tiles of `height` elements of the input's rows that follow the output's rows, `run` elements of each at a time.
+class PlainTiles:
+    """Tiles of `height` elements of the input's rows (0: all), a cache line of each of the output's, for any transpose.
 
-    With `lines_first`, input rows are copied first: otherwise they would be evicted before they are used up.
+    They follow the input's rows or, with `run`, the output's: so many elements of each before they move on along the
+    input's. With `lines_first`, input rows are copied first: otherwise they would be evicted before they are used up.
     """
 
     facts: TransposeFacts
     height: int
-    run: int
-    lines_first: bool
+    run: int = 0
+    lines_first: bool = False
 
     @staticmethod
-    def of(facts: TransposeFacts) -> OutputTiles | Refused:
-        """The tiles to use; refused where the caches hold both tensors, or rows of the output are short."""
+    def along_output(facts: TransposeFacts) -> PlainTiles | Refused:
+        """Tiles along output rows; refused where the caches hold both tensors, or rows of the output are short."""
         rows, columns, nbytes = facts.rows, facts.columns, facts.out.dtype.nbytes
         both = constant_size(facts.out.shape) * (facts.tensor.dtype.nbytes + nbytes)
         if both <= max(facts.caches.l2, facts.caches.l3):
@@ -336,62 +337,46 @@ class OutputTiles:
         height = max(min(facts.line_of_input, _PLANES) if planes else facts.line_of_input, facts.block)
         conflict = facts.caches.l2 // facts.stride_alignment < 2 * _ROWS_AHEAD
         run = min(_RUN_BYTES // nbytes, columns)
-        return OutputTiles(facts, height if rows >= height else facts.block, run, conflict)
+        return PlainTiles(facts, height if rows >= height else facts.block, run, conflict)
+
+    @staticmethod
+    def along_input(facts: TransposeFacts) -> PlainTiles:
+        """Tiles along input rows, of even height, enough of them for an even share to each core."""
+        rows, out, number = facts.rows, facts.out, facts.number
+        if not isinstance(rows, int):
+            return PlainTiles(facts, 0)
+        most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
+        others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
+        others *= -(-constant_size(out.shape[-1:]) // _width(facts))
+        parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
+        return PlainTiles(facts, -(-rows // parts // facts.block) * facts.block if parts > 1 else 0)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of tiles, outermost first."""
         facts, out, number = self.facts, self.facts.out, self.facts.number
         source, copy, _, vectors = facts.copied(s, lines_first=self.lines_first)
         axes, width = list(s[out].op.axis), _width(facts)
-        row_tile, row_inner = s[out].split(axes[number], factor=self.height, tail="shift")
-        group, row = s[out].split(row_inner, factor=facts.block)
-        part, within = s[out].split(axes[-1], factor=self.run, tail="shift")
-        along, column = s[out].split(within, factor=width, tail="shift")
-        tiles = [*axes[:number], *axes[number + 1 : -1], part, row_tile]
+        row, column, tiles = axes[number], axes[-1], [*axes[:number], *axes[number + 1 : -1]]
+        if self.run:
+            part, column = s[out].split(column, factor=self.run, tail="shift")
+            tiles.append(part)
+        if self.height:
+            tile, row = s[out].split(row, factor=self.height, tail="shift")
+            tiles.append(tile)
+        group, row = s[out].split(row, factor=facts.block, tail="shift")
+        along, column = s[out].split(column, factor=width, tail="shift")
         s[out].reorder(*tiles, along, group, row, column)
-        stage, loop = (source, s[source].op.axis[facts.position]) if self.lines_first else (copy, vectors)
         if self.lines_first:
             s[source].compute_at(s[out], along)
-        facts.prefetch_ahead(s, stage, loop, _ROWS_AHEAD * facts.row_stride)
-        s[out].prefetch(out, along, te.Prefetch(width))
-        _attach(s, facts, copy, vectors, group, row, column)
-        return tiles
-
-
-@dataclass(frozen=True, slots=True)
-class InputTiles:
-    """Tiles of a cache line of the output's rows that follow the input's rows, `run` elements of each (0: all)."""
-
-    facts: TransposeFacts
-    run: int
-
-    @staticmethod
-    def of(facts: TransposeFacts) -> InputTiles:
-        """Tiles for any transpose, with runs of even length, enough of them for an even share to each core."""
-        rows, out, number = facts.rows, facts.out, facts.number
-        if not isinstance(rows, int):
-            return InputTiles(facts, 0)
-        most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
-        others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
-        others *= -(-constant_size(out.shape[-1:]) // _width(facts))
-        parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
-        return InputTiles(facts, -(-rows // parts // facts.block) * facts.block if parts > 1 else 0)
-
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of tiles, outermost first."""
-        facts, out, number = self.facts, self.facts.out, self.facts.number
-        _, copy, _, vectors = facts.copied(s)
-        axes, parts = list(s[out].op.axis), list[te.IterVar]()
-        row_inner = axes[number]
         if self.run:
-            part, row_inner = s[out].split(row_inner, factor=self.run, tail="shift")
-            parts = [part]
-        group, row = s[out].split(row_inner, factor=facts.block, tail="shift")
-        column_outer, column = s[out].split(axes[-1], factor=_width(facts), tail="shift")
-        tiles = [*axes[:number], *axes[number + 1 : -1], *parts, column_outer]
-        s[out].reorder(*tiles, group, row, column)
-        _attach(s, facts, copy, vectors, group, row, column)
-        return tiles
+            stage, loop = (source, s[source].op.axis[facts.position]) if self.lines_first else (copy, vectors)
+            facts.prefetch_ahead(s, stage, loop, _ROWS_AHEAD * facts.row_stride)
+            s[out].prefetch(out, along, te.Prefetch(width))
+        s[copy].unroll(vectors)
+        s[out].unroll(row)
+        s[out].vectorize(column)
+        s[copy].compute_at(s[out], group)
+        return tiles if self.run else [*tiles, along]
 
 
 def _width(facts: TransposeFacts) -> int:
@@ -399,13 +384,3 @@ def _width(facts: TransposeFacts) -> int:
     columns, lanes = facts.columns, facts.lanes
     return next(w for w in (max(facts.line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
 
-
-def _attach(
-    s: te.Schedule, facts: TransposeFacts, copy: te.Tensor, vectors: te.IterVar,
-    group: te.IterVar, row: te.IterVar, column: te.IterVar,
-) -> None:  # fmt: skip
-    """Transpose a group of rows in registers before it is stored row by row."""
-    s[copy].unroll(vectors)
-    s[facts.out].unroll(row)
-    s[facts.out].vectorize(column)
-    s[copy].compute_at(s[facts.out], group)

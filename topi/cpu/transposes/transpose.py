@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,15 +16,13 @@ from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
-from relayc.topi.cpu.transposes.tiles import InputTiles, OrderedTiles, OutputTiles, PackedTiles
+from relayc.topi.cpu.transposes.tiles import OrderedTiles, PackedTiles, PlainTiles
 from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from relayc.backend.target import Target
 
 __all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "transpose_facts"]
@@ -106,13 +105,13 @@ def _transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     return found
 
 
-Plan = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles | OutputTiles | InputTiles
-_BEYOND_CACHES: tuple[tuple[str, type[Plan]], ...] = (
-    ("packed blocks", PackedBlocks), ("ordered tiles", OrderedTiles), ("packed matrices", PackedMatrices),
-    ("copied runs", CopiedRuns), ("packed tiles", PackedTiles),
+Plan = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles | PlainTiles
+_BEYOND_CACHES: tuple[tuple[str, Callable[[TransposeFacts], Plan | Refused]], ...] = (
+    ("packed blocks", PackedBlocks.of), ("ordered tiles", OrderedTiles.of), ("packed matrices", PackedMatrices.of),
+    ("copied runs", CopiedRuns.of), ("packed tiles", PackedTiles.of),
 )  # fmt: skip
-_OTHERS: tuple[tuple[str, type[Plan]], ...] = (
-    ("tiles along the output", OutputTiles), ("tiles along the input", InputTiles),
+_OTHERS: tuple[tuple[str, Callable[[TransposeFacts], Plan | Refused]], ...] = (
+    ("tiles along the output", PlainTiles.along_output), ("tiles along the input", PlainTiles.along_input),
 )  # fmt: skip
 """Plans in the order in which they are tried: where the caches hold neither tensor, and then for any."""
 
@@ -125,8 +124,8 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts) -> list[te.IterVar]:
     """
     held, beyond_caches = Refused("sizes are dynamic, or the caches hold one of the tensors"), facts.are_beyond_caches
     candidates: list[tuple[str, Callable[[], Plan | Refused]]] = [
-        *[(name, partial(kind.of, facts) if beyond_caches else lambda: held) for name, kind in _BEYOND_CACHES],
-        *[(name, partial(kind.of, facts)) for name, kind in _OTHERS],
+        *[(name, partial(plan, facts) if beyond_caches else lambda: held) for name, plan in _BEYOND_CACHES],
+        *[(name, partial(plan, facts)) for name, plan in _OTHERS],
     ]
     return apply_plan(s, "tiles", first_of("transpose", candidates))
 
