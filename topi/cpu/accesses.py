@@ -13,9 +13,9 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.groups import constant_size, is_injective
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["conditions", "only_variable", "read_of_one", "reads", "static_shape"]
+__all__ = ["conditions", "depend_on_data", "only_variable", "read_of_one", "reads", "static_shape"]
 
 _NONE: Mapping[Var, PrimExpr] = {}
 
@@ -59,6 +59,11 @@ def _formulas(
 
 def _placed(index: PrimExpr, at: Mapping[Var, PrimExpr]) -> PrimExpr:
     return substitute(index, at) if at else index
+
+
+def depend_on_data(expressions: Iterable[PrimExpr]) -> bool:
+    """Whether an expression reads an element of a tensor."""
+    return any(isinstance(e, ProducerLoad) for e in post_order(tuple(expressions)))
 
 
 def static_shape(out: te.Tensor) -> list[int] | Refused:

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, first_of, note
-from relayc.te.tir import (
-    Binary,
-    Call,
-    FloatImm,
-    FloorDiv,
-    FloorMod,
-    IntImm,
-    PrimExpr,
-    ProducerLoad,
-    Select,
-    as_int,
-)
+from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
+from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, ProducerLoad, Select, as_int
 from relayc.topi.candidates import apply_plan
-from relayc.topi.cpu.accesses import conditions, reads
-from relayc.topi.cpu.common import attach, fuses_inner, parallel_outer
+from relayc.topi.cpu.accesses import conditions, depend_on_data, reads
+from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
-from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read, prefetch_where_masked
+from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read
 from relayc.topi.cpu.elementwise.packed_lines import PackedLines
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements, rows_of_whole_lines
+from relayc.topi.cpu.elementwise.shared_lines import buffer_line, shared_line
+from relayc.topi.cpu.elementwise.short_lines import ShortLines
+from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements
 from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
 from relayc.topi.cpu.transposes.transpose import (
     strided_axis,
@@ -41,7 +35,6 @@ from relayc.topi.cpu.transposes.transpose import (
 from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.tag import PAD, is_broadcast
-from relayc.topi.utils import same_dim
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -59,14 +52,6 @@ _MOST_UNROLLED = 8
 """Most vectors of a line that are unrolled where conditions on lanes become static by that."""
 _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
-_MOST_LINES_OF_VECTOR = 16
-"""Most cache lines of a vector that spans several rows of the output."""
-_FEWEST_LINES = 4
-"""Fewest cache lines of such a vector where inputs are joined, whose reads are not whole cache lines."""
-_MOST_LINE_BYTES = 1 << 14
-"""Most bytes of a buffered line: at most half of L1."""
-_LEAST_OPERATIONS = 2
-"""Fewest arithmetic operations per element that make a line worth buffering."""
 
 
 def _is_flat(outs: Sequence[te.Tensor]) -> bool:
@@ -83,12 +68,7 @@ def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
     """Return the tensors that are gathered from, at indices that are loaded themselves."""
     nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
     loads = [e for e in nodes if isinstance(e, ProducerLoad)]
-    return {load.producer for load in loads if load.indices and all(_reads_data([i]) for i in load.indices)}
-
-
-def _reads_data(expressions: Iterable[PrimExpr]) -> bool:
-    """True if an expression depends on data."""
-    return any(isinstance(e, ProducerLoad) for e in post_order(tuple(expressions)))
+    return {load.producer for load in loads if load.indices and all(depend_on_data([i]) for i in load.indices)}
 
 
 def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
@@ -150,7 +130,7 @@ def _choosing_lanes(out: te.Tensor) -> list[te.ComputeOp]:
     """Return the operations whose conditions depend on the index along the last axis and not on data."""
     op, found = out.op, list[te.ComputeOp]()
     for source, condition in conditions(op):
-        if op.axis[-1].var in post_order((condition,)) and not _reads_data([condition]):
+        if op.axis[-1].var in post_order((condition,)) and not depend_on_data([condition]):
             found.append(source)
     return found
 
@@ -166,6 +146,118 @@ def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> li
     return [*outer, vectors]
 
 
+@dataclass(frozen=True, eq=False)
+class OutputFacts:
+    """An output of a group, `outs`, with the costs of its elements and the memory layouts of its inputs and itself.
+
+    `line`: the stage whose lines are buffered for several results. `tiled`: dynamic axes are assumed to be as long as
+    tiles that are transposed in registers.
+    """
+
+    outs: list[te.Tensor]
+    out: te.Tensor
+    line: te.Tensor | None
+    target: Target
+    tiled: bool
+
+    @cached_property
+    def ops(self) -> list[te.Operation]:
+        """The injective operations of the group."""
+        return [op for op in operations_behind(self.outs) if is_injective(op)]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other output."""
+        return len(self.outs) == 1
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether elements depend on their own place only, so that shapes don't matter."""
+        return self.line is None and _is_flat(self.outs)
+
+    @cached_property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        nbytes = [t.dtype.nbytes for t in self.out.op.outputs]
+        return vector_lanes(self.target, max([_least_bytes(self.out, self.ops), *nbytes]))
+
+    @cached_property
+    def vectors(self) -> int:
+        """Vectors that are computed together."""
+        vectors = vectors_per_step(self.ops)
+        if self.is_flat and _may_be_non_temporal(self.out, self.target):
+            return max(vectors, LINE_BYTES // (self.lanes * self.out.dtype.nbytes))
+        return vectors
+
+    @cached_property
+    def work(self) -> float:
+        """Operations, roughly."""
+        cost = element_cost(self.ops)
+        return constant_size(self.out.shape) * (cost if self.strided is None else max(cost, _STRIDED_COST))
+
+    @cached_property
+    def strided(self) -> int | None:
+        """The axis along which a large input is contiguous, if that is not the last one."""
+        return strided_axis(self.out) if self.out.ndim > 1 else None
+
+    @cached_property
+    def transpose(self) -> TransposeFacts | Refused:
+        """How tiles of that axis and the last one are transposed in registers."""
+        if not self.tiled:
+            return Refused("another schedule covers short axes")
+        return transpose_facts(self.out, self.strided, self.vectors * self.lanes, self.target)
+
+    @cached_property
+    def moves_data(self) -> Serves | Refused:
+        """Whether elements change places, and take little arithmetic."""
+        moves = self.is_alone and not self.is_flat and self.vectors == VECTORS
+        return serves_if(moves, "elements are computed, or keep their places, or there are several results")
+
+    @cached_property
+    def rows(self) -> PackedRows | Refused:
+        """Rows of an input in another order."""
+        return PackedRows.of(self.out, self.target) if self.moves_data else self.moves_data
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the last axis has few elements, and the one before it, along which inputs are contiguous, more.
+
+        Vectors may span both axes then.
+        """
+        if self.strided is None or self.strided != self.out.ndim - 2:
+            return False
+        rows, columns = self.out.shape[-2:]
+        most = _INTERLEAVED if self.transpose else _GATHERED
+        return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
+
+    @property
+    def has_borders(self) -> bool:
+        """Whether the only conditions on the index along the last axis are those of padding."""
+        choosing = _choosing_lanes(self.out)
+        return bool(choosing) and all(op.tag == PAD for op in choosing)
+
+    def axes(self, s: te.Schedule) -> tuple[list[te.IterVar], te.Dim]:
+        """The axes, fused where shapes don't matter, and the length of the last."""
+        axes, first = list(s[self.out].op.axis), _first_without_gaps(self.outs)
+        if self.is_flat:
+            return [*axes[:first], s[self.out].fuse(*axes[first:])], iterations(axes[first:])
+        return axes, axes[-1].extent if len(axes) > 1 else constant_size(self.out.shape)
+
+
+class Loops(NamedTuple):
+    """The loops of a stage, the output or one that stores it, outside of its vectors, outermost first.
+
+    The outer ones will be parallel; `unrolled` is unrolled unless it is among them. A `line` is computed for each
+    iteration of the innermost. Where tiles are dynamic, axes are assumed to be as long.
+    """
+
+    stage: te.Tensor
+    outside: list[te.IterVar]
+    unrolled: te.IterVar | None = None
+    line: te.Tensor | None = None
+    has_dynamic_tiles: bool = False
+
+
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Inline everything into the outputs, each of which is written in one vectorised pass."""
@@ -177,301 +269,131 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 
 def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> tuple[te.Schedule, bool]:
     """Return the schedule, and whether it has in-register transposes along dynamic axes."""
-    s, line = te.create_schedule([out.op for out in outs]), _shared_line(outs[0]) if len(outs) == 1 else None
+    s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
     inline_injective(s, outs, keep=[] if line is None else [line.op])
     outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
-    dynamic = [_OutputSchedule(s, outs, out, line, target, tiled=tiled).schedule() for out in outputs]
+    dynamic = [_schedule_output(s, OutputFacts(outs, out, line, target, tiled)) for out in outputs]
     return s, any(dynamic)
 
 
-class _OutputSchedule:
-    """An output of a group, and the memory layouts of its inputs and itself, by which its loops are chosen.
-
-    `flat`: shapes don't matter. `strided`: the axis along which a large input is contiguous, if that is not the last
-    one; `transpose`: how tiles of both are transposed in registers. `rows`: rows of an input in another order. `line`:
-    the stage whose lines are buffered for several results. `unrolled`: the unrolled loop over vectors. `written`: the
-    output, or the stage that stores it; `is_buffered`, `is_transposed`: whether those schedules were chosen.
-    """
-
-    def __init__(
-        self, s: te.Schedule, outs: list[te.Tensor], out: te.Tensor, line: te.Tensor | None, target: Target,
-        *, tiled: bool,
-    ) -> None:  # fmt: skip
-        self.s, self.out, self.line, self.target = s, out, line, target
-        self.alone, self.is_first = len(outs) == 1, out.op is outs[0].op
-        self.by_one = all(other.op is out.op for other in outs)
-        ops = [op for op in operations_behind(outs) if is_injective(op)]
-        least, cost = _least_bytes(out, ops), element_cost(ops)
-        self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
-        self.vectors, self.repeats = vectors_per_step(ops), all(is_broadcast(op.tag) for op in ops)
-        self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
-        if self.flat and _may_be_non_temporal(out, target):
-            self.vectors = max(self.vectors, LINE_BYTES // (self.lanes * out.dtype.nbytes))
-        self.strided = strided_axis(out) if out.ndim > 1 else None
-        self.transpose = Refused("another schedule covers short axes") if not tiled else transpose_facts(
-            out, self.strided, self.vectors * self.lanes, target
-        )
-        computes = Refused("elements are computed, or depend on their own place only, or there are several results")
-        self.moves_data = self.alone and not self.flat and self.vectors == VECTORS
-        self.rows = PackedRows.of(out, target) if self.moves_data else computes
-        self.tiles = self._permuted() if self.moves_data else computes
-        self.unrolled: te.IterVar | None = None
-        self.written, self.is_buffered, self.is_transposed = out, False, False
-        self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _STRIDED_COST))
-
-    def schedule(self) -> bool:
-        """Choose the loops; returns whether there are in-register transposes along dynamic axes."""
-        s, out = self.s, self.out
-        loops = first_of("elementwise", (
-            ("permuted tiles", self._tiled), ("several lines in a vector", self._several_lines),
-            ("interleaved", self._interleaved), ("packed rows", self._packed_rows),
-            ("transposed in registers", self._transposed), ("buffered line", self._buffered_line),
-            ("tiles of cache lines", self._tile_by_lines), ("in order", self._vectorize_lines),
-        ))  # fmt: skip
-        out, buffered = self.written, self.is_buffered
-        _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
-        if buffered and self.line is not None:
-            _buffer_line(s, self.line, out, parallel[-1], self.target)
-        for loop in inside:
-            if loop is self.unrolled:
-                s[out].unroll(loop)
-        return self.is_transposed and bool(self.transpose) and not self.transpose.is_static
-
-    def _tiled(self) -> list[te.IterVar] | Refused:
-        return apply_plan(self.s, "pieces", self.tiles) if self.tiles else self.tiles
-
-    def _several_lines(self) -> list[te.IterVar] | Refused:
-        s, out = self.s, self.out
-        in_place, lines_per_vector = self.strided is None and not self.rows and not self.flat, 0
-        if in_place and self.repeats:
-            lines_per_vector = _lines_of_vectors(out)
-        elif in_place and self.by_one and self.line is None and _places_are_known(out):
-            lines_per_vector = _lines_of_vectors(out, least=_FEWEST_LINES)
-        if not lines_per_vector:
-            return Refused("lines are long, or elements don't depend on their place in them")
-        loops = _vectorize_whole_lines(s, out, lines_per_vector, self.target)
-        prefetch_where_masked(s, out, loops[-1], lines_per_vector * constant_size(out.shape[-1:]), self.target)
-        return loops
-
-    def _interleaved(self) -> list[te.IterVar] | Refused:
-        if not self._is_short():
-            return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
-        if self.rows and self.rows.axes_of_row > 1:
-            return Refused("rows of several dimensions are packed")
-        return self._interleave()
-
-    def _packed_rows(self) -> list[te.IterVar] | Refused:
-        if self.rows and self.strided is None and self.line is not None:
-            return Refused("lines are buffered")
-        return apply_plan(self.s, "chunks", self.rows) if self.rows else self.rows
-
-    def _transposed(self) -> list[te.IterVar] | Refused:
-        if not self.transpose:
-            return self.transpose
-        self.is_transposed = True
-        return tile_transposed(self.s, self.transpose)
-
-    def _buffered_line(self) -> list[te.IterVar] | Refused:
-        if self.line is None:
-            return Refused("no line of an input serves several results")
-        self.is_buffered = True
-        return _vectorize_between_borders(self.s, self.out, self.lanes)[:-1]
-
-    def _permuted(self) -> PermutedTiles | Refused:
-        """Return permuted tiles, if vectors of the output would otherwise be gathered from elements or pairs."""
-        out, shape = self.out, self.out.shape
-        if self.transpose:
-            return Refused("matrices are transposed in registers")
-        whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
-        pairs = constant_size(shape[-1:]) * out.dtype.nbytes <= _PAIR_BYTES
-        if (self.strided is None or whole) if not self.rows else not pairs:
-            return Refused("vectors of the output are contiguous in the input, or interleaved")
-        found = PermutedTiles.of(out, self.target)
-        scattered = found and self.rows and not found.is_read_in_order
-        return Refused("pieces are not read in order, but rows are") if scattered else found
-
-    def _is_short(self) -> bool:
-        """True if the last axis has few elements, and the one before it, along which inputs are contiguous, more.
-
-        Vectors may span both axes then.
-        """
-        if self.strided is None or self.strided != self.out.ndim - 2:
-            return False
-        rows, columns = self.out.shape[-2:]
-        most = _INTERLEAVED if self.transpose else _GATHERED
-        return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
-
-    def _has_borders(self) -> bool:
-        """True if the only conditions on the index along the last axis are those of padding."""
-        choosing = _choosing_lanes(self.out)
-        return bool(choosing) and all(op.tag == PAD for op in choosing)
-
-    def _interleave(self) -> list[te.IterVar]:
-        s, out = self.s, self.out
-        *outer, rows, columns = s[out].op.axis
-        extent, lanes = constant_size(out.shape[-2:]), self.lanes * constant_size(out.shape[-1:])
-        return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
-
-    def _tile_by_lines(self) -> list[te.IterVar] | Refused:
-        if self.strided is None:
-            return Refused("large inputs are contiguous along the last dimension")
-        return tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
-
-    def _vectorize_lines(self) -> list[te.IterVar]:
-        """Vectorise the last axis; returns the outer loops. What is `written` is a new stage if lines are packed first.
-        """
-        axes, extent = self._axes()
-        bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and self._has_borders()
-        packs = self.alone and self.strided is None and (bordered or self.moves_data)
-        packed = PackedLines.of(self.out, self.target) if packs else Refused("elements are computed, flat or strided")
-        why = "" if packed else packed.reason
-        how = "packed lines" if packed else "flat" if self.flat else "by lines"
-        note("vectors", how, lanes=self.lanes, vectors=self.vectors, borders=bordered, not_packed=why)
-        if not packed:
-            bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
-            return bounded or self._vectorize(self.out, axes, extent)
-        self.written, chunks, lines = apply_plan(self.s, "chunks", packed)
-        if bordered:
-            _vectorize_between_borders(self.s, lines, self.lanes)
-        else:
-            self._vectorize(lines, self.s[lines].op.axis, extent)
-        if self.unrolled is not None:
-            self.s[lines].unroll(self.unrolled)
-        return chunks
-
-    def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
-        """Return the axes, fused where shapes don't matter, and the length of the last."""
-        s, out, first = self.s, self.out, self.first_without_gaps
-        axes = list(s[out].op.axis)
-        if self.flat:
-            return [*axes[:first], s[out].fuse(*axes[first:])], iterations(axes[first:])
-        return axes, axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
-
-    def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
-        """Vectorise the output, or its lines before they are packed; returns the loops outside of vectors."""
-        s, (*outer, last) = self.s, axes
-        period = _period(self.out, self.lanes) if self.strided is None else None
-        if period is not None:
-            repeat, last = s[tensor].split(last, factor=period)
-            outer, extent = [*outer, repeat], period
-        vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
-        if self.strided is not None:
-            return tile_strided(s, tensor, self.strided, vectors)
-        if isinstance(extent, int) and extent <= _MOST_UNROLLED * self.lanes and _choosing_lanes(self.out):
-            self.unrolled = vectors
-        each = elements_per_step(extent, self.lanes, self.vectors)
-        if self.flat and self.is_first:
-            prefetch_elements(s, tensor, vectors, each, self.target)
-        if not self.flat and self.alone and tensor is self.out and period is None:
-            several_vectors = constant_size([extent]) >= 4 * self.lanes
-            prefetch_lines_read(s, tensor, vectors, each, self.target, several_vectors=several_vectors)
-        return [*outer, vectors]
+def _schedule_output(s: te.Schedule, facts: OutputFacts) -> bool:
+    """Choose the loops of an output; returns whether there are in-register transposes along dynamic axes."""
+    loops = first_of("elementwise", [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES])
+    _, *inside = parallel = parallel_outer(s, loops.stage, loops.outside, facts.work, facts.target)
+    if loops.line is not None:
+        buffer_line(s, loops.line, loops.stage, parallel[-1], facts.target)
+    for loop in inside:
+        if loop is loops.unrolled:
+            s[loops.stage].unroll(loop)
+    return loops.has_dynamic_tiles
 
 
-def _lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
-    """Return how many rows shorter than a cache line make whole cache lines; 0 if the vector would be too long.
-
-    `least`: fewest cache lines of such a vector.
-    """
-    if out.ndim < 2:
-        return 0
-    rows, columns = out.shape[-2:]
-    line = LINE_BYTES // out.dtype.nbytes
-    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
-        return 0
-    count = rows_of_whole_lines(columns * out.dtype.nbytes)
-    count *= -(-least * line // (columns * count))
-    return count if count <= rows and columns * count <= _MOST_LINES_OF_VECTOR * line else 0
-
-
-def _places_are_known(out: te.Tensor) -> bool:
-    """True if the elements that a vector of whole rows reads have static distances from each other.
-
-    Indices may depend in any way on the position in a row, but not on data, and must be affine in the row.
-    """
-    op = out.op
-    if len(op.axis) < 2:
-        return False
-    decided = [condition for _, condition in conditions(op)]
-    if _reads_data([*decided, *[i for _, index in reads(op) for i in index]]):
-        return False
-    uneven = [e for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorDiv | FloorMod)]
-    return not any(op.axis[-2].var in post_order((e,)) for e in [*decided, *uneven])
+def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    """Pieces, if vectors of the output would otherwise be gathered from elements or pairs."""
+    if not facts.moves_data:
+        return facts.moves_data
+    if facts.transpose:
+        return Refused("matrices are transposed in registers")
+    out, shape = facts.out, facts.out.shape
+    whole = facts.is_short and constant_size(shape[-2:-1]) % facts.lanes == 0
+    pairs = constant_size(shape[-1:]) * out.dtype.nbytes <= _PAIR_BYTES
+    if (facts.strided is None or whole) if not facts.rows else not pairs:
+        return Refused("vectors of the output are contiguous in the input, or interleaved")
+    tiles = PermutedTiles.of(out, facts.target)
+    if not tiles:
+        return tiles
+    if facts.rows and not tiles.is_read_in_order:
+        return Refused("pieces are not read in order, but rows are")
+    return Loops(out, apply_plan(s, "pieces", tiles))
 
 
-def _vectorize_whole_lines(s: te.Schedule, out: te.Tensor, count: int, target: Target) -> list[te.IterVar]:
-    """Vectorise `count` rows at a time, so that the position of each lane within its row is static.
-
-    The rows of a last vector that is not full are masked, by loop partitioning, or computed twice where the loop over
-    vectors will be part of a fused parallel loop, which can't be partitioned: masks of hundreds of lanes in its body
-    took LLVM minutes.
-    """
-    *outer, rows, columns = s[out].op.axis
-    together = count * iterations([columns])
-    is_fused = bool(outer) and fuses_inner(outer, target)
-    tail = "shift" if is_fused else "guard"
-    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail=tail)
-    s[out].vectorize(vector)
-    for axis in (*outer, vectors):
-        s[out].pragma(axis, "loop_partition_hint")
-    return [*outer, vectors]
+def _several_lines(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    repeats, by_one = all(is_broadcast(op.tag) for op in facts.ops), all(o.op is facts.out.op for o in facts.outs)
+    if facts.strided is not None or facts.rows or facts.is_flat or not (repeats or (by_one and facts.line is None)):
+        return Refused("elements don't depend on their place in lines, or on other lines, or other results do")
+    lines = ShortLines.of(facts.out, facts.target, joins=not repeats)
+    return Loops(facts.out, apply_plan(s, "lines", lines)) if lines else lines
 
 
-def _shared_line(out: te.Tensor) -> te.Tensor | None:
-    """Return the computed tensor of which each line of `out` reads the same line at other indices; None if not unique.
-
-    Lines of dynamic length are assumed to be short, and injective stages that `out` reads to be inlined.
-    """
-    found: list[te.Tensor] = []
-    if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
-        _collect(out.op, found, set())
-    line = found[0] if found and all(t is found[0] for t in found) else None
-    if line is None or same_dim(line.shape[-1], 1) or not _is_worth_buffering(line):
-        return None
-    length = line.shape[-1]
-    return line if not isinstance(length, int) or length * line.dtype.nbytes <= _MOST_LINE_BYTES else None
+def _interleaved(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    if not facts.is_short:
+        return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
+    if facts.rows and facts.rows.axes_of_row > 1:
+        return Refused("rows of several dimensions are packed")
+    out, (*outer, rows, columns) = facts.out, s[facts.out].op.axis
+    extent, lanes = constant_size(out.shape[-2:]), facts.lanes * constant_size(out.shape[-1:])
+    return Loops(out, [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
 
 
-def _collect(
-    op: te.ComputeOp, found: list[te.Tensor], seen: set[tuple[te.Operation, bool]], moved: bool = False
-) -> None:
-    """Collect computed tensors that `op` reads in its own line, directly or through data movement within lines.
-
-    Stages read at the element's own index are looked through, each once, unless `op` is read at others (`moved`).
-    """
-    if (op, moved) in seen:
-        return
-    seen.add((op, moved))
-    for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
-        producer, index = load.producer.op, load.indices
-        if not isinstance(producer, te.ComputeOp) or not is_injective(producer) or len(index) != len(op.axis):
-            continue
-        places = zip(index, op.axis, strict=True)
-        same = [i is axis.var or (extent_of(axis) == 1 and as_int(i) == 0) for i, axis in places]
-        if not all(same[:-1]):
-            continue
-        elsewhere = moved or not same[-1]
-        if elsewhere and _computes(producer):
-            found.append(load.producer)
-        else:
-            _collect(producer, found, seen, elsewhere)
+def _packed_rows(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    if facts.rows and facts.strided is None and facts.line is not None:
+        return Refused("lines are buffered")
+    return Loops(facts.out, apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
 
 
-def _computes(op: te.ComputeOp) -> int:
-    """Return the floating-point operations per element, without index arithmetic."""
-    return sum(isinstance(e, Binary) and e.dtype.is_float for e in post_order(op.body))
+def _transposed(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    if not facts.transpose:
+        return facts.transpose
+    loops = tile_transposed(s, facts.transpose)
+    return Loops(facts.out, loops, has_dynamic_tiles=not facts.transpose.is_static)
 
 
-def _is_worth_buffering(line: te.Tensor) -> bool:
-    """True if an element takes enough arithmetic to be worth buffering."""
-    behind = [op for op in operations_behind([line]) if isinstance(op, te.ComputeOp) and is_injective(op)]
-    return sum(_computes(op) for op in behind if op.output(0).ndim == line.ndim) >= _LEAST_OPERATIONS
+def _buffered_line(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    if facts.line is None:
+        return Refused("no line of an input serves several results")
+    return Loops(facts.out, _vectorize_between_borders(s, facts.out, facts.lanes)[:-1], line=facts.line)
 
 
-def _buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar, target: Target) -> None:
-    """Compute the part of `line` that an iteration of loop `at` of `out` reads, by vectors."""
-    attach(s, line, out, at)
-    tail = "guard" if isinstance(line.shape[-1], int) else "shift"
-    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target), tail=tail)
-    s[line].vectorize(lane)
-    s[line].pragma(vectors, "loop_partition_hint")
+def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+    if facts.strided is None:
+        return Refused("large inputs are contiguous along the last dimension")
+    loops = tile_by_lines(s, facts.out, facts.strided, VECTORS * facts.lanes, facts.target)
+    return loops if isinstance(loops, Refused) else Loops(facts.out, loops)
+
+
+def _in_order(s: te.Schedule, facts: OutputFacts) -> Loops:
+    """Vectorise the last axis, of rows that are packed first where they are not whole cache lines."""
+    axes, extent = facts.axes(s)
+    bordered = facts.strided is None and constant_size([extent]) >= 4 * facts.lanes and facts.has_borders
+    packs = facts.is_alone and facts.strided is None and (bordered or facts.moves_data)
+    packed = PackedLines.of(facts.out, facts.target) if packs else Refused("elements are computed, flat or strided")
+    how, why = "packed lines" if packed else "flat" if facts.is_flat else "by lines", "" if packed else packed.reason
+    note("vectors", how, lanes=facts.lanes, vectors=facts.vectors, borders=bordered, not_packed=why)
+    if not packed:
+        bounded = bordered and _vectorize_between_borders(s, facts.out, facts.lanes)
+        return Loops(facts.out, bounded) if bounded else _vectorize(s, facts, facts.out, axes, extent)
+    out, chunks, lines = apply_plan(s, "chunks", packed)
+    if bordered:
+        _vectorize_between_borders(s, lines, facts.lanes)
+    elif (unrolled := _vectorize(s, facts, lines, s[lines].op.axis, extent).unrolled) is not None:
+        s[lines].unroll(unrolled)
+    return Loops(out, chunks)
+
+
+_CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], Loops | Refused]], ...] = (
+    ("permuted tiles", _permuted_tiles), ("several lines in a vector", _several_lines), ("interleaved", _interleaved),
+    ("packed rows", _packed_rows), ("transposed in registers", _transposed), ("buffered line", _buffered_line),
+    ("tiles of cache lines", _tiles_of_lines), ("in order", _in_order),
+)  # fmt: skip
+
+
+def _vectorize(
+    s: te.Schedule, facts: OutputFacts, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim
+) -> Loops:
+    """Vectorise the output, or its lines before they are packed, along the last of its `axes`."""
+    *outer, last = axes
+    period = _period(facts.out, facts.lanes) if facts.strided is None else None
+    if period is not None:
+        repeat, last = s[tensor].split(last, factor=period)
+        outer, extent = [*outer, repeat], period
+    vectors = vectorize_elements(s, tensor, last, extent, facts.lanes, facts.vectors)
+    if facts.strided is not None:
+        return Loops(tensor, tile_strided(s, tensor, facts.strided, vectors))
+    unrolls = isinstance(extent, int) and extent <= _MOST_UNROLLED * facts.lanes and _choosing_lanes(facts.out)
+    each = elements_per_step(extent, facts.lanes, facts.vectors)
+    if facts.is_flat and facts.out.op is facts.outs[0].op:
+        prefetch_elements(s, tensor, vectors, each, facts.target)
+    if not facts.is_flat and facts.is_alone and tensor is facts.out and period is None:
+        several_vectors = constant_size([extent]) >= 4 * facts.lanes
+        prefetch_lines_read(s, tensor, vectors, each, facts.target, several_vectors=several_vectors)
+    return Loops(tensor, [*outer, vectors], vectors if unrolls else None)
