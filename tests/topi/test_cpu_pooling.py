@@ -11,6 +11,7 @@ import pytest
 from relayc import backend, te, topi
 from relayc.backend.target import Target
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import recording
 from relayc.te.tir import Allocate
 from relayc.topi.cpu.pooling.window_lines import WindowLines, combined, reduce_groups
 from relayc.topi.registry import schedule_for
@@ -227,6 +228,23 @@ def test_adjacent_windows_share_partial_reductions(kernel, stride, target) -> No
     backend.build(lowered, target=Target(target))(backend.nd.array(a), result)
     covered = windows(a, (kernel, kernel), (stride, stride), (1, 1), border, result.numpy().shape, -np.inf)
     np.testing.assert_array_equal(result.numpy(), covered.max(0))
+
+
+@pytest.mark.parametrize(("axes", "kernel", "processor", "facts"), [
+    ((1, 2), (5, 5), "znver4", {"rows": 2, "columns": 4, "levels": "(1, 2)"}),
+    ((1, 2), (1, 5), "znver4", {"rows": 1, "columns": 1, "levels": "None"}),
+    ((2, 3), (3, 3), "znver4", {"lanes": 16, "vectors": 8, "shared": "in registers"}),
+    ((2, 3), (3, 3), "haswell", {"lanes": 8, "vectors": 2, "shared": "in a buffer"}),
+    ((2, 3), (1, 3), "znver4", {"lanes": 16, "vectors": 2, "shared": "nothing"}),
+])  # fmt: skip
+def test_plans_say_what_windows_share(axes, kernel, processor, facts) -> None:
+    x = te.placeholder((1, 64, 64, 64), "float32", "x")
+    border = tuple(n // 2 for n in kernel) * 2
+    out = topi.nn.max_pool(x, topi.nn.Windows(axes, kernel, (1, 1), (1, 1), border))
+    with recording() as decisions:
+        schedule_for([out], Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor} -num-cores=2"))
+    plan = next(d for d in decisions if d.subject == "windows")
+    assert facts.items() <= plan.facts.items()
 
 
 def test_shared_windows_are_parallel() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.registry import operations_behind
 from relayc.topi.tuning import choose
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attach", "fuses_inner", "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel",
-    "parallel_outer", "split_columns", "tile_columns", "vectorize_panel", "vectorize_runs",
+    "parallel_outer", "reduce_by_vectors", "split_columns", "tile_columns", "vectorize_panel", "vectorize_runs",
 ]  # fmt: skip
 
 
@@ -120,6 +120,27 @@ def parallel_outer(
     outer = s[tensor].fuse(*axes[:count])
     parallel(s, tensor, outer, operations, vector_lanes(target))
     return [outer, *axes[count:]]
+
+
+def reduce_by_vectors(
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar | None = None, lanes: int = 0, *, unrolled: int = 0
+) -> None:
+    """Run the reduction of `tensor` outside of a vector of results along `axis`, by default its last one.
+
+    With `lanes`, the axis has several vectors of so many, whose loop is unrolled outside of the reduction. Reductions
+    of up to `unrolled` elements are unrolled.
+    """
+    axis = s[tensor].op.axis[-1] if axis is None else axis
+    outer, over, lane = [a for a in s[tensor].op.axis if a is not axis], list(s[tensor].op.reduce_axis), axis
+    if lanes:
+        vectors, lane = s[tensor].split(axis, factor=lanes)
+        s[tensor].unroll(vectors)
+        outer.append(vectors)
+    s[tensor].reorder(*outer, *over, lane)
+    if iterations(over) <= unrolled:
+        for loop in over:
+            s[tensor].unroll(loop)
+    s[tensor].vectorize(lane)
 
 
 def vectorize_panel(

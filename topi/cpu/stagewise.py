@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.common import parallel, parallel_outer, reduce_by_vectors
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
@@ -66,6 +66,4 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
     group = parallel_outer(s, result, [*outer, vectors], work, target)[-1]
     if accumulator is not None:
         s[accumulator].compute_at(s[result], group)
-        *data, column = s[accumulator].op.axis
-        s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, column)
-        s[accumulator].vectorize(column)
+        reduce_by_vectors(s, accumulator)

@@ -9,7 +9,7 @@ from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
 from relayc.topi.cpu.column_blocks import StagePass
-from relayc.topi.cpu.common import attach, parallel
+from relayc.topi.cpu.common import attach, parallel, reduce_by_vectors
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import (
     LINE_BYTES,
@@ -380,11 +380,7 @@ def _combine_lines(
     for result in passes:
         attach(s, result, out, block_loop)
     for result in (*passes, *([] if speculation is None else [speculation])):
-        *data, column = s[result].op.axis
-        (line,) = s[result].op.reduce_axis
-        s[result].reorder(*data, line, column)
-        s[result].unroll(line)
-        s[result].vectorize(column)
+        reduce_by_vectors(s, result, unrolled=_FEW_LINES)
     first = passes[0] if speculation is None else speculation
     (line,) = s[first].op.reduce_axis
     for tensor in _read_from_memory(first.op):

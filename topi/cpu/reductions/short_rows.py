@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.topi.cpu.accesses import only_variable, reads
-from relayc.topi.cpu.common import attach, parallel_outer
+from relayc.topi.cpu.common import attach, parallel_outer, reduce_by_vectors
 from relayc.topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
@@ -57,11 +57,7 @@ def reduce_short_rows(
     for result in passes:
         attach(s, result, out, group)
     for result in over_rows:
-        data = list(s[result].op.axis)
-        s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
-        for axis in s[result].op.reduce_axis:
-            s[result].unroll(axis)
-        s[result].vectorize(data[position])
+        reduce_by_vectors(s, result, s[result].op.axis[position], unrolled=_FEW_VECTORS * vector_lanes(target))
 
 
 def _transpose_rows(
