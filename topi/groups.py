@@ -17,7 +17,7 @@ from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as
 
 __all__ = [
     "constant_size", "extent_of", "has_gaps", "in_one_loop", "inline_injective", "inlined", "is_injective",
-    "iterations", "likely_extent",
+    "iterations", "likely_extent", "uses_reduction",
 ]  # fmt: skip
 
 
@@ -29,6 +29,11 @@ def is_injective(op: te.Operation) -> bool:
 def has_gaps(tensor: te.Tensor) -> bool:
     """Is the tensor written into a larger one, with gaps between its rows?"""
     return "memory_strides" in tensor.op.attrs
+
+
+def uses_reduction(op: te.Operation) -> bool:
+    """Whether a stage is a reduction, or computed from the result of one."""
+    return any(o.reduce_axis for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp))
 
 
 def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:

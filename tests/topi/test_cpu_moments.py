@@ -9,7 +9,7 @@ import pytest
 
 from relayc import backend, te, topi
 from relayc.backend.target import Target
-from relayc.topi.cpu.norms.moments import part_sizes
+from relayc.topi.cpu.reductions.parts import part_sizes
 from relayc.topi.registry import schedule_for
 from tests.processors import runnable
 

@@ -11,15 +11,19 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Binary, Call, Select
 from relayc.topi.candidates import KernelFacts
+from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import CALL_COST, element_cost, vectorize_elements
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.groups import constant_size, extent_of, uses_reduction
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RowFacts", "estimated_work", "inline_others", "is_worth_keeping", "statistics_at", "uses_reduction"]
+__all__ = [
+    "RowFacts", "estimated_work", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at",
+]  # fmt: skip
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
@@ -105,11 +109,6 @@ def _split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[lis
     return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
 
 
-def uses_reduction(op: te.Operation) -> bool:
-    """Whether a stage is a reduction, or computed from the result of one."""
-    return any(o.reduce_axis for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp))
-
-
 def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
     """Whether an elementwise stage read by several statistics should be buffered rather than recomputed in each pass.
 
@@ -140,6 +139,22 @@ def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[
         if op is not out.op and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     return before
+
+
+def loop_over_rows(
+    s: te.Schedule, out: te.Tensor, rows: RowFacts, work: float, together: int = 1
+) -> te.IterVar:
+    """The parallel loop over rows of `out`, so many `together` in an iteration, outside of all other loops."""
+    axes = list(s[out].op.axis)
+    outer = [axes[a] for a in rows.others]
+    s[out].reorder(*outer, *[axes[a] for a in rows.axes])
+    if rows.group > 1:
+        outer[-1], _ = s[out].split(outer[-1], factor=rows.group)
+    row = s[out].fuse(*outer)
+    if together > 1:
+        row, _ = s[out].split(row, factor=together)
+    parallel(s, out, row, work, vector_lanes(rows.target))
+    return row
 
 
 def statistics_at(

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, note, serves_if
 from relayc.topi.candidates import Candidate, schedule_by
-from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at, uses_reduction
-from relayc.topi.cpu.norms.flattened_rows import FlattenedSoftmax
-from relayc.topi.cpu.norms.moments import moments_of, part_by_part, part_sizes, schedule_by_moments
+from relayc.topi.cpu.norms.facts import (
+    RowFacts,
+    estimated_work,
+    inline_others,
+    loop_over_rows,
+    statistics_at,
+)
+from relayc.topi.cpu.norms.flattened_softmax import FlattenedSoftmax
+from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, inputs_of, is_streamed, level_of, prefetch_rows
+from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, iterations
+from relayc.topi.groups import constant_size, uses_reduction
 from relayc.topi.nn.norm import layer_norm_by_moments
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.unshifted_softmax import (
@@ -132,11 +138,8 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
     for op in rows.stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
-    axes = list(s[out].op.axis)
-    row, together = s[out].fuse(*axes[:first]), _rows_per_batch(rows)
-    if together > 1:
-        row, _ = s[out].split(row, factor=together)
-    parallel(s, out, row, constant_size(out.shape) * element_cost(rows.stages), lanes)
+    together = _rows_per_batch(rows)
+    row = loop_over_rows(s, out, rows, constant_size(out.shape) * element_cost(rows.stages), together)
     busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
     for op in kept:
         s[op].compute_at(s[out], row)
@@ -144,7 +147,7 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if speculative:
         busy.append(_speculate_rows(s, rows.anchor, first, lanes))
-    (tensor, loop), length = busy[-1], iterations(axes[first:])
+    (tensor, loop), length = busy[-1], constant_size(out.shape[first:])
     # the next row, where memory is idle; and this row's results, by a stage that precedes the writing pass
     always = rows.anchor.tag == "softmax" or rows_use_nontemporal_stores(out, constant_size(out.shape[-1:]), target)
     prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, always=always)
@@ -233,8 +236,7 @@ def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
         speculate_sums(s, anchor, None, sums)
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
-    row = s[out].fuse(*s[out].op.axis[:first])
-    parallel(s, out, row, estimated_work(out), vector_lanes(target))
+    row = loop_over_rows(s, out, rows, estimated_work(out))
     vectorize_rows(s, out, s[out].op.axis[-1:], target)
     for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
         if tuple(op.output(0).shape) == tuple(out.shape):

@@ -13,7 +13,7 @@ from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, statistics_at
+from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments, schedule_moments
 from relayc.topi.cpu.norms.rows import schedule_rowwise
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying, schedule_strided_axis
@@ -209,15 +209,12 @@ def _channels_by_moments(rows: RowFacts) -> te.Schedule | Refused:
 
 
 def _channel_by_channel(rows: RowFacts) -> te.Schedule:
-    s, out, target, lanes = rows.create_schedule(), rows.out, rows.target, vector_lanes(rows.target)
+    s, out, target = rows.create_schedule(), rows.out, rows.target
     before = inline_others(s, out, rows.anchor)
-    batch, channel, *rest = s[out].op.axis
-    if rows.anchor.tag == "group_norm":
-        channel, _ = s[out].split(channel, factor=rows.group)
-    row = s[out].fuse(batch, channel)
-    parallel(s, out, row, estimated_work(out), lanes)
+    _, _, *rest = s[out].op.axis
+    row = loop_over_rows(s, out, rows, estimated_work(out))
     vectors, each = vectorize_rows(s, out, rest, target)
-    statistics_at(s, before, out, row, 2, lanes)
+    statistics_at(s, before, out, row, 2, vector_lanes(target))
     prefetch_next(s, out, vectors, rows.length, each, target)
     return s
 

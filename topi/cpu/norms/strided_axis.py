@@ -13,12 +13,12 @@ from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
 from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, StagePass, prefetch_columns, prefetch_later_rows
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
-from relayc.topi.cpu.norms.facts import RowFacts, is_worth_keeping, uses_reduction
+from relayc.topi.cpu.norms.facts import RowFacts, is_worth_keeping
 from relayc.topi.cpu.norms.strided_softmax import softmax_by_parts, unshifted_block_lines, unshifted_softmax_in_blocks
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
+from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations, uses_reduction
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import note
 from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, StagePass, prefetch_later_rows
-from relayc.topi.cpu.norms.facts import inline_others, uses_reduction
+from relayc.topi.cpu.norms.facts import inline_others
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.groups import constant_size, inline_injective, uses_reduction
 from relayc.topi.softmax_parts import SoftmaxParts
 from relayc.topi.unshifted_softmax import element_of, exponentials_of, speculate_sums, stages_of
 

@@ -13,7 +13,6 @@ from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.elements import element_cost
-from relayc.topi.cpu.norms.facts import uses_reduction
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
@@ -25,7 +24,7 @@ from relayc.topi.cpu.register_transpose import (
     transposed_vectors,
 )  # fmt: skip
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, has_gaps
+from relayc.topi.groups import constant_size, has_gaps, uses_reduction
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from relayc import te
 from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir import PrimExpr
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
-from relayc.topi.cpu.norms.moments import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.lines import add_up_lines
+from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes

@@ -11,13 +11,12 @@ from relayc.te.ir.decisions import Refused, Serves, first_of, note
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import attach, parallel_outer
 from relayc.topi.cpu.elements import element_cost
-from relayc.topi.cpu.norms.facts import uses_reduction
-from relayc.topi.cpu.norms.flattened_rows import FlattenedRows
-from relayc.topi.cpu.norms.moments import part_sizes, schedule_parts
+from relayc.topi.cpu.reductions.flattened_rows import FlattenedRows
+from relayc.topi.cpu.reductions.parts import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, has_gaps, inline_injective
+from relayc.topi.groups import constant_size, has_gaps, inline_injective, uses_reduction
 from relayc.topi.moments import Moments
 from relayc.topi.reduction import distance_below, largest_number
 from relayc.topi.registry import Rank, register_schedule
