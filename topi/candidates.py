@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from relayc import te
 from relayc.te.ir.decisions import Refused, first_of, note
+from relayc.topi.groups import is_static
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class KernelFacts:
     @cached_property
     def is_static(self) -> bool:
         """Whether the sizes of the anchor's result are constant."""
-        return all(isinstance(d, int) for d in self.result.shape)
+        return is_static(self.result.shape)
 
     @cached_property
     def stages(self) -> list[te.ComputeOp]:

@@ -16,7 +16,7 @@ from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
 __all__ = [
-    "constant_size", "extent_of", "has_gaps", "in_one_loop", "inline_injective", "inlined", "is_injective",
+    "constant_size", "extent_of", "has_gaps", "in_one_loop", "inline_injective", "inlined", "is_injective", "is_static",
     "iterations", "likely_extent", "uses_reduction",
 ]  # fmt: skip
 
@@ -97,6 +97,11 @@ def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
     """The product of sizes; all symbolic ones together count as `default`. For decisions only."""
     known = [e for e in extents if isinstance(e, int)]
     return math.prod(known) * (1 if len(known) == len(extents) else default)
+
+
+def is_static(shape: Iterable[Dim]) -> bool:
+    """Are all sizes constant?"""
+    return all(isinstance(d, int) for d in shape)
 
 
 def likely_extent(extent: Dim, size: int) -> int:

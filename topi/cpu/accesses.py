@@ -10,12 +10,15 @@ from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
+from relayc.topi.cpu.prefetch import is_beyond_caches
 from relayc.topi.groups import constant_size, is_injective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["conditions", "depend_on_data", "only_variable", "read_of_one", "reads", "static_shape"]
+    from relayc.backend.target import Target
+
+__all__ = ["conditions", "depend_on_data", "large_shape", "only_variable", "read_of_one", "reads", "static_shape"]
 
 _NONE: Mapping[Var, PrimExpr] = {}
 
@@ -71,6 +74,14 @@ def static_shape(out: te.Tensor) -> list[int] | Refused:
     shape = [d for d in out.shape if isinstance(d, int)]
     if len(shape) < out.ndim or out.dtype.bits % 8 or out.op.attrs.get("strides") is not None:
         return Refused("sizes are dynamic, elements no whole bytes, or the output has strides")
+    return shape
+
+
+def large_shape(out: te.Tensor, target: Target) -> list[int] | Refused:
+    """The sizes of an output larger than the caches whose cache lines a schedule can count: see `static_shape`."""
+    shape = static_shape(out)
+    if not isinstance(shape, Refused) and (len(shape) < 2 or not is_beyond_caches(out, target)):
+        return Refused("the caches hold the output, or it has one dimension")
     return shape
 
 

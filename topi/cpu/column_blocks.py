@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from relayc import te
 from relayc.topi.cpu.common import parallel
-from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches
+from relayc.topi.cpu.prefetch import LINE_BYTES, PAGE_BYTES, exceeds_all_caches
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, has_gaps
+from relayc.topi.groups import constant_size, has_gaps, is_static
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnPlan", "Columns", "Loops", "StagePass", "prefetch_columns", "prefetch_later_rows"]
 
-_PAGE_BYTES = 4096
-"""Addresses at this distance have the same set in an L1 cache, and few different ones in L2."""
 _ROWS_TRIED, _MOST_OF_A_SET = 64, 6
 """Rows tried, and most of their lines that one set may hold without conflicts: it has eight ways, or twelve."""
 _MOST_BLOCKS = 32
@@ -45,7 +43,7 @@ class Columns:
     @cached_property
     def are_static(self) -> bool:
         """Whether all dimensions are constant."""
-        return all(isinstance(d, int) for d in self.out.shape)
+        return is_static(self.out.shape)
 
     @cached_property
     def rows(self) -> int:
@@ -89,7 +87,7 @@ class Columns:
 
         They do where rows are whole pages apart, and where they nearly are (planes of 513 x 513).
         """
-        sets = Counter(row * self.row_bytes % _PAGE_BYTES // LINE_BYTES for row in range(min(self.rows, rows)))
+        sets = Counter(row * self.row_bytes % PAGE_BYTES // LINE_BYTES for row in range(min(self.rows, rows)))
         return max(sets.values(), default=0) > _MOST_OF_A_SET
 
 

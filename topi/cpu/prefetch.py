@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.tiling import has_few_fill_buffers, has_high_latency_llc
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, is_static
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import is_broadcast
 from relayc.topi.utils import ravel_index
@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from relayc.te.tir import PrimExpr
 
 __all__ = [
-    "LINE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors", "in_memory", "in_sequence", "inputs_of",
-    "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead", "prefetch_elements", "prefetch_next",
-    "prefetch_places", "prefetch_rows", "read_later", "rows_ahead", "rows_of_whole_lines",
+    "CONFLICT_BYTES", "LINE_BYTES", "PAGE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors",
+    "in_memory", "in_sequence", "inputs_of", "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead",
+    "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
+    "rows_of_whole_lines",
 ]  # fmt: skip
 
-LINE_BYTES = 64
-"""Bytes of a cache line."""
+LINE_BYTES, PAGE_BYTES = 64, 4096
+"""Bytes of a cache line, and of a page: addresses that far apart have the same set in an L1 cache, and few in L2."""
+CONFLICT_BYTES = 512
+"""Rows at multiples of this distance, in bytes, conflict in sets of the caches and in banks of memory."""
 _AHEAD_BYTES = 8192
 """Prefetch distance in bytes: what a core reads from memory during one memory latency (Zen 5: 40 GB/s, 200 ns); a
 quarter of the smallest L1 cache."""
@@ -157,7 +160,7 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     prefetched: rows are short, or would evict each other.
     """
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
-    if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
+    if not is_static(shape) or row < _LEAST_BYTES:
         return False
     far = exceeds_all_caches(out, target)
     if row > (caches.l3 // _SHARE_OF_LLC if far else caches.l2 // _SHARE_OF_L2):

@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, is_streamed
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import extent_of, has_gaps, iterations
+from relayc.topi.groups import extent_of, has_gaps, is_static, iterations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ _MOST_LINES = 6
 def rows_use_nontemporal_stores(out: te.Tensor, length: int, target: Target) -> bool:
     """True if unaligned rows of so many elements get non-temporal stores for the cache lines inside of them."""
     line = LINE_BYTES // out.dtype.nbytes
-    known = all(isinstance(d, int) for d in out.shape) and not has_gaps(out)
+    known = is_static(out.shape) and not has_gaps(out)
     least = _LEAST_LINES_FEW_BUFFERS if has_few_fill_buffers(target) else _LEAST_LINES
     return known and length % line > 0 and length >= least * line and is_beyond_caches(out, target)
 

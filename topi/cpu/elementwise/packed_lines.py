@@ -17,10 +17,10 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, IterVar, PrimExpr, Range, Var, const
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import conditions, static_shape
+from relayc.topi.cpu.accesses import conditions, large_shape
 from relayc.topi.cpu.common import attach
 from relayc.topi.cpu.elementwise.line_reads import LineRead, line_reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, is_beyond_caches, rows_ahead, rows_of_whole_lines
+from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, rows_ahead, rows_of_whole_lines
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import ravel_index, unravel_index
@@ -59,11 +59,9 @@ class PackedLines:
 
         Large inputs must be read in memory order.
         """
-        shape = static_shape(out)
+        shape = large_shape(out, target)
         if isinstance(shape, Refused):
             return shape
-        if len(shape) < 2 or not is_beyond_caches(out, target):
-            return Refused("the caches hold the output, or it has one dimension")
         borders, few, line = list(conditions(out.op)), has_few_fill_buffers(target), shape[-1] * out.dtype.nbytes
         masked = any(isinstance(source.body[0], Call) for source, _ in borders)
         by_masks = masked and not (few and has_line_vectors(target))  # else stored unpacked

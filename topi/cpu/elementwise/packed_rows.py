@@ -18,8 +18,8 @@ from relayc.te.arith import Analyzer
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, as_int, const
 from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import conditions, read_of_one, static_shape
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, level_of, read_later, rows_ahead
+from relayc.topi.cpu.accesses import conditions, large_shape, read_of_one
+from relayc.topi.cpu.prefetch import LINE_BYTES, level_of, read_later, rows_ahead
 from relayc.topi.groups import constant_size, iterations
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
@@ -67,11 +67,11 @@ class PackedRows:
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | Refused:
         """The chunks of an output larger than the LLC whose rows are rows of one input in another order."""
-        op, size, shape = out.op, out.dtype.nbytes, static_shape(out)
+        op, size, shape = out.op, out.dtype.nbytes, large_shape(out, target)
         if isinstance(shape, Refused):
             return shape
-        if len(shape) < 2 or not is_beyond_caches(out, target) or any(conditions(op)):
-            return Refused("the caches hold the output, or it has one dimension, padding or joined inputs")
+        if any(conditions(op)):
+            return Refused("the output has padding or joined inputs")
         read = read_of_one(op)
         if not read:
             return read

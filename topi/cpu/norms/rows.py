@@ -26,7 +26,7 @@ from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import schedule_stagewise
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, uses_reduction
+from relayc.topi.groups import constant_size, is_static, uses_reduction
 from relayc.topi.nn.norm import layer_norm_by_moments
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.unshifted_softmax import (
@@ -59,6 +59,8 @@ _SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
 """Divisors of the L2 size: the longest softmax row whose exponentials are kept, and the parts of a longer one."""
 _WIDE_BYTES = 4
 """Bytes of the elements in which statistics are computed."""
+_SHARE_OF_KEPT = 4
+"""Divisor of the L1 size: the longest row that is kept there for several passes."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -114,9 +116,8 @@ def _transposed(rows: RowFacts) -> te.Schedule | Refused:
 
 def _kept_stages(rows: RowFacts) -> list[te.ComputeOp]:
     """The stages in front of the anchor that are computed once for a row, and kept."""
-    shape, nbytes = rows.out.shape[rows.axes[0] :], max(rows.out.dtype.nbytes, 4)
-    known = all(isinstance(d, int) for d in shape)
-    return rows.kept(in_l1=known and constant_size(shape) * nbytes <= rows.target.cache_bytes.l1 // 4)
+    nbytes = rows.length * max(rows.out.dtype.nbytes, _WIDE_BYTES)  # a dynamic length is taken to be long
+    return rows.kept(in_l1=nbytes <= rows.target.cache_bytes.l1 // _SHARE_OF_KEPT)
 
 
 def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
@@ -196,7 +197,7 @@ def _rows_per_batch(rows: RowFacts) -> int:
     out, is_softmax = rows.out, rows.anchor.tag == "softmax"
     length, l1 = constant_size(out.shape[rows.axes[0] :]) * out.dtype.nbytes, rows.target.cache_bytes.l1
     waits = is_softmax or out.dtype.nbytes < _WIDE_BYTES
-    if rows.axes[0] != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
+    if rows.axes[0] != 1 or not waits or not is_static(out.shape):
         return 1
     pairs = _BATCH_SHARE if is_softmax else _SHARE_OF_PAIRS
     fitting = [n for n in _BATCHES if n * length <= l1 // (pairs if n == 2 else _BATCH_SHARE)]

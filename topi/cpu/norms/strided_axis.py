@@ -18,7 +18,7 @@ from relayc.topi.cpu.norms.strided_softmax import softmax_by_parts, unshifted_bl
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations, uses_reduction
+from relayc.topi.groups import constant_size, extent_of, inline_injective, is_static, iterations, uses_reduction
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 
@@ -331,7 +331,7 @@ def _schedule_blocks(
     out, axis, target = columns.out, columns.axis, columns.target
     lanes, sizes = vector_lanes(target), [extent_of(a) for a in axes]
     outer = s[out].op.axis[: -len(axes)]
-    known, block = all(isinstance(d, int) for d in sizes), _block_columns(columns, constant_size(sizes))
+    known, block = is_static(sizes), _block_columns(columns, constant_size(sizes))
     note("block", "in L2", columns=block)
     part, within = s[out].split(s[out].fuse(*axes), factor=block, tail="shift" if known else "guard")
     s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)

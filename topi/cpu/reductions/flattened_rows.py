@@ -21,7 +21,7 @@ from relayc.topi.cpu.prefetch import (
     prefetch_rows,
 )
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, is_static
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class FlattenedRows:
         """
         *rows, length = shape
         lanes = vector_lanes(target)
-        if not all(isinstance(d, int) for d in shape):
+        if not is_static(shape):
             return Refused("the shape is dynamic")
         if not rows or constant_size(rows[-1:]) < lanes:
             return Refused(f"fewer adjacent rows than the {lanes} lanes of a vector")

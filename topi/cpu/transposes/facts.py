@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, level_of
+from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES, PAGE_BYTES, level_of
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
-from relayc.topi.groups import constant_size, extent_of, has_gaps
+from relayc.topi.groups import constant_size, extent_of, has_gaps, is_static
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import CacheBytes, Target
     from relayc.te.tir import Dim
 
-__all__ = ["PAGE_BYTES", "SHARES", "TransposeFacts"]
+__all__ = ["SHARES", "TransposeFacts"]
 
-_CONFLICT_BYTES, PAGE_BYTES = 512, 4096
-"""Bytes: rows at multiples of these distances conflict in sets of the caches and in banks of memory."""
 SHARES = 4
 """Parts of the work for each core, at least, for load balance."""
 
@@ -84,7 +82,7 @@ class TransposeFacts:
         """Whether `out` is matrices of `tensor`, each transposed: static sizes, no gaps, other dimensions in place."""
         *outer, rows, columns = self.out.shape
         exchanged = list(self.tensor.shape) == [*outer, columns, rows] and self.number == self.out.ndim - 2
-        return exchanged and all(isinstance(d, int) for d in outer) and not self.has_gaps
+        return exchanged and is_static(outer) and not self.has_gaps
 
     @property
     def are_beyond_caches(self) -> bool:
@@ -131,12 +129,12 @@ class TransposeFacts:
     @property
     def has_set_conflicts(self) -> bool:
         """Whether the input's rows conflict in cache sets, so that they are evicted before they are used up."""
-        return self.stride_alignment >= _CONFLICT_BYTES
+        return self.stride_alignment >= CONFLICT_BYTES
 
     @property
     def result_has_set_conflicts(self) -> bool:
         """Whether the output's rows conflict in cache sets."""
-        return self._result_alignment >= _CONFLICT_BYTES
+        return self._result_alignment >= CONFLICT_BYTES
 
     @property
     def is_page_strided(self) -> bool:
@@ -146,7 +144,7 @@ class TransposeFacts:
     @property
     def has_unaligned_rows(self) -> bool:
         """Whether rows of `out` are no whole cache lines, but begin at static offsets in them."""
-        columns, known = self.columns, all(isinstance(d, int) for d in self.out.shape[1:])
+        columns, known = self.columns, is_static(self.out.shape[1:])
         return known and isinstance(columns, int) and columns % self.line != 0
 
     def elements_stored(self, width: int) -> int:

@@ -14,10 +14,10 @@ from functools import partial
 from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import IterVar, PrimExpr, Var, const
-from relayc.topi.cpu.prefetch import LINE_BYTES, rows_of_whole_lines
+from relayc.topi.cpu.prefetch import LINE_BYTES, PAGE_BYTES, rows_of_whole_lines
 from relayc.topi.cpu.tiling import has_high_latency_llc
-from relayc.topi.cpu.transposes.facts import PAGE_BYTES, SHARES, TransposeFacts
-from relayc.topi.groups import constant_size
+from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
+from relayc.topi.groups import constant_size, is_static
 from relayc.topi.utils import ravel_index
 
 __all__ = ["CopiedRuns", "PackedBlocks", "PackedMatrices"]
@@ -215,7 +215,7 @@ class CopiedRuns:
     def of(facts: TransposeFacts) -> CopiedRuns | Refused:
         """The runs to copy; refused where rows don't conflict in cache sets, or make no whole cache lines."""
         rows, columns = facts.static_sizes
-        if not facts.is_of_whole_lines or not all(isinstance(d, int) for d in facts.tensor.shape):
+        if not facts.is_of_whole_lines or not is_static(facts.tensor.shape):
             return Refused("the output is no static matrices of whole cache lines")
         if columns <= _FEW or facts.stride_alignment < _LEAST_ALIGNMENT:
             return Refused(f"{columns} input rows, {facts.row_stride} elements apart, don't conflict in cache sets")

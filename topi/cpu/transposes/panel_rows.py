@@ -9,9 +9,10 @@ from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.injective import schedule_injective
+from relayc.topi.cpu.prefetch import CONFLICT_BYTES
 from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, inline_injective
+from relayc.topi.groups import constant_size, inline_injective, is_static
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.tag import PACK
 
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_panel_rows"]
 
-_ROWS_OF_L1, _CONFLICT_BYTES = 1 / 2, 512
-"""The part of a panel's rows that is copied before it is transposed, as a share of the L1 cache; and the distance in
-bytes at whose multiples rows are copied: they conflict in cache sets and would be evicted before they are used up."""
+_ROWS_OF_L1 = 1 / 2
+"""The part of a panel's rows that is copied before it is transposed, as a share of the L1 cache."""
 _COST = 4.0
 """Operations for each element."""
 
@@ -66,9 +66,9 @@ def _are_copied(rows: te.Tensor, depth: int) -> bool:
     sources = rows.op.input_tensors
     if len(sources) != 1 or not isinstance(sources[0].op, te.PlaceholderOp) or sources[0].ndim != rows.ndim - 1:
         return True
-    known = all(isinstance(d, int) for d in rows.shape)
+    known = is_static(rows.shape)
     whole = known and constant_size(sources[0].shape) == constant_size(rows.shape)
-    return not whole or depth * rows.dtype.nbytes % _CONFLICT_BYTES == 0
+    return not whole or depth * rows.dtype.nbytes % CONFLICT_BYTES == 0
 
 
 def _lies_along(rows: te.Operation) -> bool:

@@ -14,7 +14,7 @@ from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, is_static
 from relayc.topi.utils import ravel_index
 
 __all__ = ["OrderedTiles", "PackedTiles", "PlainTiles"]
@@ -69,7 +69,7 @@ class OrderedTiles:
         sizes = [*facts.out.shape, *facts.tensor.shape[facts.position + 1 :]]
         nbytes, l2, cores = facts.row_stride * facts.tensor.dtype.nbytes, facts.caches.l2, facts.target.num_cores
         rows, columns = facts.static_sizes
-        if not all(isinstance(d, int) for d in sizes) or rows < 2 * facts.line_of_input:
+        if not is_static(sizes) or rows < 2 * facts.line_of_input:
             return Refused("sizes are dynamic, or input rows shorter than two cache lines")
         if facts.has_unaligned_rows and facts.has_gaps:
             return Refused("unaligned output rows with gaps between them")

@@ -17,7 +17,7 @@ from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
 from relayc.topi.cpu.transposes.tiles import OrderedTiles, PackedTiles, PlainTiles
-from relayc.topi.groups import constant_size, has_gaps
+from relayc.topi.groups import constant_size, has_gaps, is_static
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
@@ -156,7 +156,7 @@ def tile_by_lines(
     So they are written with non-temporal stores. Returns the loops outside of a tile, outermost first; refused where a
     cache line is more than `at_once` elements, which are best computed together.
     """
-    line, known = LINE_BYTES // out.dtype.nbytes, all(isinstance(d, int) for d in out.shape)
+    line, known = LINE_BYTES // out.dtype.nbytes, is_static(out.shape)
     columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
     if not known or not is_beyond_caches(out, target) or has_gaps(out):
         return Refused("sizes are dynamic, or the caches hold the output, or it has gaps")
