@@ -310,7 +310,7 @@ def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
 def _several_lines(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
     repeats, by_one = all(is_broadcast(op.tag) for op in facts.ops), all(o.op is facts.out.op for o in facts.outs)
     if facts.strided is not None or facts.rows or facts.is_flat or not (repeats or (by_one and facts.line is None)):
-        return Refused("elements don't depend on their place in lines, or on other lines, or other results do")
+        return Refused("elements are flat, strided, in another order or buffered, or there are several results")
     lines = ShortLines.of(facts.out, facts.target, joins=not repeats)
     return Loops(facts.out, apply_plan(s, "lines", lines)) if lines else lines
 

@@ -21,9 +21,7 @@ from relayc.topi.registry import operations_behind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "RowFacts", "estimated_work", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at",
-]  # fmt: skip
+__all__ = ["RowFacts", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at"]
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
@@ -77,6 +75,11 @@ class RowFacts(KernelFacts):
     def count(self) -> int:
         """Number of rows."""
         return constant_size([self.result.shape[a] for a in self.others]) // self.group
+
+    @property
+    def work(self) -> float:
+        """Scalar operations of the kernel, roughly."""
+        return constant_size(self.out.shape) * element_cost(self.stages)
 
     @property
     def row_bytes(self) -> int:
@@ -141,9 +144,7 @@ def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[
     return before
 
 
-def loop_over_rows(
-    s: te.Schedule, out: te.Tensor, rows: RowFacts, work: float, together: int = 1
-) -> te.IterVar:
+def loop_over_rows(s: te.Schedule, out: te.Tensor, rows: RowFacts, together: int = 1) -> te.IterVar:
     """The parallel loop over rows of `out`, so many `together` in an iteration, outside of all other loops."""
     axes = list(s[out].op.axis)
     outer = [axes[a] for a in rows.others]
@@ -153,30 +154,24 @@ def loop_over_rows(
     row = s[out].fuse(*outer)
     if together > 1:
         row, _ = s[out].split(row, factor=together)
-    parallel(s, out, row, work, vector_lanes(rows.target))
+    parallel(s, out, row, rows.work, vector_lanes(rows.target))
     return row
 
 
 def statistics_at(
-    s: te.Schedule, before: Sequence[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int,
-    together: int = 1,
-) -> list[tuple[te.Tensor, te.IterVar]]:  # fmt: skip
-    """Compute the stages that depend on reductions at the loop `row` of `out`; rows have `first` indices.
+    s: te.Schedule, before: Sequence[te.ComputeOp], out: te.Tensor, row: te.IterVar, rows: RowFacts, together: int = 1
+) -> list[tuple[te.Tensor, te.IterVar]]:
+    """Compute the stages that depend on reductions at the loop `row` of `out`, which has so many rows `together`.
 
-    `together`: rows per iteration. Returns the stages that hold whole rows, with their loops over vectors.
+    Returns the stages that hold whole rows, with their loops over vectors.
     """
-    rows: list[tuple[te.Tensor, te.IterVar]] = []
+    whole, lanes = list[tuple[te.Tensor, te.IterVar]](), vector_lanes(rows.target)
     for op in [op for op in before if uses_reduction(op)]:
         result = op.output(0)
         s[result].compute_at(s[out], row)
         if op.reduce_axis:
             vectorize_reduction(s, result, lanes, (result, s[result].op.axis[0]) if together > 1 else (out, row))
-        elif len(op.axis) > first:
+        elif len(op.axis) > len(rows.others):
             axis = s[result].op.axis[-1]
-            rows.append((result, vectorize_elements(s, result, axis, extent_of(axis), lanes)))
-    return rows
-
-
-def estimated_work(out: te.Tensor) -> float:
-    """Estimate the scalar operations of a kernel whose stages all have the shape of `out`."""
-    return constant_size(out.shape) * element_cost(operations_behind([out]))
+            whole.append((result, vectorize_elements(s, result, axis, extent_of(axis), lanes)))
+    return whole

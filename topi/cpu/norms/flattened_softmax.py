@@ -9,12 +9,11 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, parallel_outer
-from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.reductions.flattened_rows import FlattenedRows
 from relayc.topi.groups import constant_size, has_gaps, inline_injective
 from relayc.topi.reduction import largest_number
-from relayc.topi.registry import operations_behind
 from relayc.topi.unshifted_softmax import (
     can_be_unshifted,
     clamp_logarithm,
@@ -41,7 +40,7 @@ logarithms, which keep sums only."""
 
 @dataclass(frozen=True)
 class FlattenedSoftmax:
-    """Softmax `anchor` of adjacent rows along its last dimension, on flattened rows; `out` is the kernel's result.
+    """Softmax of adjacent rows along its last dimension, on flattened rows.
 
     Exponentials are unshifted (`topi.unshifted_softmax`) and computed in memory order, in whole vectors without masks,
     whatever the length of rows. Vectors that start at each row add them up, the lane sums of all rows are computed
@@ -49,8 +48,7 @@ class FlattenedSoftmax:
     else than its own element goes row by row.
     """
 
-    anchor: te.Operation
-    out: te.Tensor
+    rows: RowFacts
     line: FlattenedRows
 
     @staticmethod
@@ -64,7 +62,7 @@ class FlattenedSoftmax:
             return line
         if stages_of(anchor)[0].dtype.nbytes != _FLOAT_BYTES or out.shape != rows.result.shape:
             return Refused("statistics are not float32, or the result of the kernel has another shape than the softmax")
-        return FlattenedSoftmax(anchor, out, line.of_results(out, 1 if is_logarithm(anchor) else _LINE_FACTOR))
+        return FlattenedSoftmax(rows, line.of_results(out, 1 if is_logarithm(anchor) else _LINE_FACTOR))
 
     def _is_in_memory_order(self, op: te.Operation) -> bool:
         """True if an elementwise operation reads inputs at its own indices, or its row's, in memory order."""
@@ -73,22 +71,22 @@ class FlattenedSoftmax:
 
     def schedule(self) -> te.Schedule:
         """Compute exponentials, sums, reciprocals and results for one vector of rows per iteration."""
-        s = te.create_schedule([self.out.op])
-        clamp_logarithm(s, self.anchor)
-        largest, exact, total = stages_of(self.anchor)
-        element = element_of(largest.op, len(self.out.shape) - 1)
-        of_total = factor_of(self.anchor)
+        s, anchor = self.rows.create_schedule(), self.rows.anchor
+        clamp_logarithm(s, anchor)
+        largest, exact, total = stages_of(anchor)
+        element = element_of(largest.op, self.rows.axes[0])
+        of_total = factor_of(anchor)
         maxima, lanes_of_maxima = self.line.by_lanes(element, largest_number, "softmax_max")
         s.recompute(largest, maxima)
         exact_sums, lanes_of_exact = self.line.by_lanes(s.current(exact), te.sum, "softmax_sum")
         s.recompute(total, exact_sums)
         exponentials = exponentials_of(element, exact)
         sums = sums_of(exponentials, exact, total)
-        of_sums = speculate_sums(s, self.anchor, exponentials, sums)
+        of_sums = speculate_sums(s, anchor, exponentials, sums)
         out = s.outputs[0].output(0)
         inline_injective(s, [out], keep=[s[of_total].op])
-        if self.anchor is not self.out.op:
-            s[self.anchor].compute_inline()
+        if anchor is not self.rows.out.op:
+            s[anchor].compute_inline()
         group = self._loops(s, out)
         for tensor in (largest, exact, total, of_total):
             attach(s, tensor, out, group)
@@ -114,8 +112,7 @@ class FlattenedSoftmax:
             s[out].vectorize(vector)
         else:
             vectorize_elements(s, out, column, length, line)
-        work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
-        loop = parallel_outer(s, out, [*lead, group], work, self.line.target)[-1]
+        loop = parallel_outer(s, out, [*lead, group], self.rows.work, self.line.target)[-1]
         shifted, ends = constant_size(out.shape[-2:-1]) % count, length * out.dtype.nbytes % LINE_BYTES
         if loop is group and shifted and ends and is_beyond_caches(out, self.line.target):
             s[out].pragma(group, "last_apart")  # all groups but the last start at a cache line

@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, loop_over_rows
+from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows
 from relayc.topi.cpu.reductions.lines import add_up_lines
 from relayc.topi.cpu.reductions.parts import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across
@@ -38,15 +38,15 @@ def schedule_by_moments(rows: RowFacts, moments: Moments, norm: te.Tensor, *, by
     s, target = rows.create_schedule(), rows.target
     s.recompute(rows.result, norm)
     out = s.outputs[0].output(0)
-    before, axes, work = inline_others(s, out, s.current(rows.result).op), list(s[out].op.axis), estimated_work(out)
+    before, axes = inline_others(s, out, s.current(rows.result).op), list(s[out].op.axis)
     first = max(rows.others, default=-1) + 1
     if not by_rows:
         schedule_moments(s, before, moments, target)
         outer = axes[: first if rows.are_along else -1]
         vectors, _ = vectorize_rows(s, out, axes[len(outer) :], target)
-        parallel_outer(s, out, [*outer, vectors], work, target)
+        parallel_outer(s, out, [*outer, vectors], rows.work, target)
         return s
-    row = loop_over_rows(s, out, rows, work)
+    row = loop_over_rows(s, out, rows)
     if rows.are_along:
         vectorize_rows(s, out, axes[first:], target)
     else:

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, note, serves_if
 from relayc.topi.candidates import Candidate, schedule_by
-from relayc.topi.cpu.elements import element_cost, vectorize_elements
+from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
-from relayc.topi.cpu.norms.facts import (
-    RowFacts,
-    estimated_work,
-    inline_others,
-    loop_over_rows,
-    statistics_at,
-)
+from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.flattened_softmax import FlattenedSoftmax
 from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
@@ -140,12 +134,12 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     together = _rows_per_batch(rows)
-    row = loop_over_rows(s, out, rows, constant_size(out.shape) * element_cost(rows.stages), together)
+    row = loop_over_rows(s, out, rows, together)
     busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
-    busy += statistics_at(s, before, out, row, first, lanes, together)
+    busy += statistics_at(s, before, out, row, rows, together)
     if speculative:
         busy.append(_speculate_rows(s, rows.anchor, first, lanes))
     (tensor, loop), length = busy[-1], constant_size(out.shape[first:])
@@ -237,7 +231,7 @@ def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
         speculate_sums(s, anchor, None, sums)
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
-    row = loop_over_rows(s, out, rows, estimated_work(out))
+    row = loop_over_rows(s, out, rows)
     vectorize_rows(s, out, s[out].op.axis[-1:], target)
     for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
         if tuple(op.output(0).shape) == tuple(out.shape):

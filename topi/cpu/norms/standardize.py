@@ -13,7 +13,7 @@ from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, estimated_work, inline_others, loop_over_rows, statistics_at
+from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments, schedule_moments
 from relayc.topi.cpu.norms.rows import schedule_rowwise
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying, schedule_strided_axis
@@ -141,7 +141,7 @@ def _schedule_images(rows: RowFacts) -> te.Schedule:
     before = inline_others(s, out, norm.op)
     image, vectors, each = _by_whole_lines(s, out, axis, target)
     prefetched = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
-    parallel(s, out, image, estimated_work(out), vector_lanes(target))
+    parallel(s, out, image, rows.work, vector_lanes(target))
     schedule_moments(s, before, moments, target, (out, image), prefetched=prefetched)
     return s
 
@@ -212,9 +212,9 @@ def _channel_by_channel(rows: RowFacts) -> te.Schedule:
     s, out, target = rows.create_schedule(), rows.out, rows.target
     before = inline_others(s, out, rows.anchor)
     _, _, *rest = s[out].op.axis
-    row = loop_over_rows(s, out, rows, estimated_work(out))
+    row = loop_over_rows(s, out, rows)
     vectors, each = vectorize_rows(s, out, rest, target)
-    statistics_at(s, before, out, row, 2, vector_lanes(target))
+    statistics_at(s, before, out, row, rows)
     prefetch_next(s, out, vectors, rows.length, each, target)
     return s
 
@@ -260,11 +260,11 @@ def _schedule_lines(rows: RowFacts, by_rows: bool) -> te.Schedule:
     vectors = vectorize_elements(s, out, within, line, lanes)
     if by_rows:
         prefetched = prefetch_next(s, out, vectors, constant_size(sizes), elements_per_step(line, lanes), target)
-        parallel(s, out, image, estimated_work(out), lanes)
+        parallel(s, out, image, rows.work, lanes)
         schedule_moments(s, before, moments, target, (out, image), prefetched=prefetched)
     else:
         schedule_moments(s, before, moments, target)
-        parallel_outer(s, out, [image, each], estimated_work(out), target)
+        parallel_outer(s, out, [image, each], rows.work, target)
     return s
 
 

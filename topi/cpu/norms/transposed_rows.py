@@ -12,7 +12,6 @@ from relayc.te.rewrite import map_reads
 from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, parallel_outer
-from relayc.topi.cpu.elements import element_cost
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
@@ -163,8 +162,7 @@ class TransposedRows:
         line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
         _, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
         s[out].vectorize(vector)
-        work = constant_size(out.shape) * element_cost(self.rows.stages)
-        return parallel_outer(s, out, [*lead, group], work, self.rows.target)[-1]
+        return parallel_outer(s, out, [*lead, group], self.rows.work, self.rows.target)[-1]
 
     def _packed_loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar]:
         """Split `out` into groups, transposed back and stored a vector of rows at a time; returns both loops."""
@@ -173,8 +171,7 @@ class TransposedRows:
         tile, each = s[out].split(within, factor=self.lanes)
         length, ndim = constant_size(out.shape[-1:]), len(out.shape)
         s[out].tensorize(each, pack_rows(self.lanes, length, ndim, str(out.dtype)))
-        work = constant_size(out.shape) * element_cost(self.rows.stages)
-        return parallel_outer(s, out, [*lead, group], work, self.rows.target)[-1], tile
+        return parallel_outer(s, out, [*lead, group], self.rows.work, self.rows.target)[-1], tile
 
     def _transpose_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor) -> None:
         """Transpose the results of a group of rows back, into a buffer."""
