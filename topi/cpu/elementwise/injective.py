@@ -244,7 +244,7 @@ class OutputFacts:
         return axes, axes[-1].extent if len(axes) > 1 else constant_size(self.out.shape)
 
 
-class Loops(NamedTuple):
+class OutputLoops(NamedTuple):
     """The loops of a stage, the output or one that stores it, outside of its vectors, outermost first.
 
     The outer ones will be parallel; `unrolled` is unrolled unless it is among them. A `line` is computed for each
@@ -288,7 +288,7 @@ def _schedule_output(s: te.Schedule, facts: OutputFacts) -> bool:
     return loops.has_dynamic_tiles
 
 
-def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     """Pieces, if vectors of the output would otherwise be gathered from elements or pairs."""
     if not facts.moves_data:
         return facts.moves_data
@@ -304,54 +304,54 @@ def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
         return tiles
     if facts.rows and not tiles.is_read_in_order:
         return Refused("pieces are not read in order, but rows are")
-    return Loops(out, apply_plan(s, "pieces", tiles))
+    return OutputLoops(out, apply_plan(s, "pieces", tiles))
 
 
-def _several_lines(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _several_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     repeats, by_one = all(is_broadcast(op.tag) for op in facts.ops), all(o.op is facts.out.op for o in facts.outs)
     if facts.strided is not None or facts.rows or facts.is_flat or not (repeats or (by_one and facts.line is None)):
         return Refused("elements are flat, strided, in another order or buffered, or there are several results")
     lines = ShortLines.of(facts.out, facts.target, joins=not repeats)
-    return Loops(facts.out, apply_plan(s, "lines", lines)) if lines else lines
+    return OutputLoops(facts.out, apply_plan(s, "lines", lines)) if lines else lines
 
 
-def _interleaved(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _interleaved(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if not facts.is_short:
         return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
     if facts.rows and facts.rows.axes_of_row > 1:
         return Refused("rows of several dimensions are packed")
     out, (*outer, rows, columns) = facts.out, s[facts.out].op.axis
     extent, lanes = constant_size(out.shape[-2:]), facts.lanes * constant_size(out.shape[-1:])
-    return Loops(out, [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
+    return OutputLoops(out, [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
 
 
-def _packed_rows(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _packed_rows(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.rows and facts.strided is None and facts.line is not None:
         return Refused("lines are buffered")
-    return Loops(facts.out, apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
+    return OutputLoops(facts.out, apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
 
 
-def _transposed(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _transposed(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if not facts.transpose:
         return facts.transpose
     loops = tile_transposed(s, facts.transpose)
-    return Loops(facts.out, loops, has_dynamic_tiles=not facts.transpose.is_static)
+    return OutputLoops(facts.out, loops, has_dynamic_tiles=not facts.transpose.is_static)
 
 
-def _buffered_line(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _buffered_line(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.line is None:
         return Refused("no line of an input serves several results")
-    return Loops(facts.out, _vectorize_between_borders(s, facts.out, facts.lanes)[:-1], line=facts.line)
+    return OutputLoops(facts.out, _vectorize_between_borders(s, facts.out, facts.lanes)[:-1], line=facts.line)
 
 
-def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> Loops | Refused:
+def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.strided is None:
         return Refused("large inputs are contiguous along the last dimension")
     loops = tile_by_lines(s, facts.out, facts.strided, VECTORS * facts.lanes, facts.target)
-    return loops if isinstance(loops, Refused) else Loops(facts.out, loops)
+    return loops if isinstance(loops, Refused) else OutputLoops(facts.out, loops)
 
 
-def _in_order(s: te.Schedule, facts: OutputFacts) -> Loops:
+def _in_order(s: te.Schedule, facts: OutputFacts) -> OutputLoops:
     """Vectorise the last axis, of rows that are packed first where they are not whole cache lines."""
     axes, extent = facts.axes(s)
     bordered = facts.strided is None and constant_size([extent]) >= 4 * facts.lanes and facts.has_borders
@@ -361,16 +361,16 @@ def _in_order(s: te.Schedule, facts: OutputFacts) -> Loops:
     note("vectors", how, lanes=facts.lanes, vectors=facts.vectors, borders=bordered, not_packed=why)
     if not packed:
         bounded = bordered and _vectorize_between_borders(s, facts.out, facts.lanes)
-        return Loops(facts.out, bounded) if bounded else _vectorize(s, facts, facts.out, axes, extent)
+        return OutputLoops(facts.out, bounded) if bounded else _vectorize(s, facts, facts.out, axes, extent)
     out, chunks, lines = apply_plan(s, "chunks", packed)
     if bordered:
         _vectorize_between_borders(s, lines, facts.lanes)
     elif (unrolled := _vectorize(s, facts, lines, s[lines].op.axis, extent).unrolled) is not None:
         s[lines].unroll(unrolled)
-    return Loops(out, chunks)
+    return OutputLoops(out, chunks)
 
 
-_CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], Loops | Refused]], ...] = (
+_CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], OutputLoops | Refused]], ...] = (
     ("permuted tiles", _permuted_tiles), ("several lines in a vector", _several_lines), ("interleaved", _interleaved),
     ("packed rows", _packed_rows), ("transposed in registers", _transposed), ("buffered line", _buffered_line),
     ("tiles of cache lines", _tiles_of_lines), ("in order", _in_order),
@@ -379,7 +379,7 @@ _CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], Loops | Refus
 
 def _vectorize(
     s: te.Schedule, facts: OutputFacts, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim
-) -> Loops:
+) -> OutputLoops:
     """Vectorise the output, or its lines before they are packed, along the last of its `axes`."""
     *outer, last = axes
     period = _period(facts.out, facts.lanes) if facts.strided is None else None
@@ -388,7 +388,7 @@ def _vectorize(
         outer, extent = [*outer, repeat], period
     vectors = vectorize_elements(s, tensor, last, extent, facts.lanes, facts.vectors)
     if facts.strided is not None:
-        return Loops(tensor, tile_strided(s, tensor, facts.strided, vectors))
+        return OutputLoops(tensor, tile_strided(s, tensor, facts.strided, vectors))
     unrolls = isinstance(extent, int) and extent <= _MOST_UNROLLED * facts.lanes and _choosing_lanes(facts.out)
     each = elements_per_step(extent, facts.lanes, facts.vectors)
     if facts.is_flat and facts.out.op is facts.outs[0].op:
@@ -396,4 +396,4 @@ def _vectorize(
     if not facts.is_flat and facts.is_alone and tensor is facts.out and period is None:
         several_vectors = constant_size([extent]) >= 4 * facts.lanes
         prefetch_lines_read(s, tensor, vectors, each, facts.target, several_vectors=several_vectors)
-    return Loops(tensor, [*outer, vectors], vectors if unrolls else None)
+    return OutputLoops(tensor, [*outer, vectors], vectors if unrolls else None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relayc import te
 from relayc.te.ir import post_order
@@ -21,9 +24,6 @@ from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective, is_static, iterations, uses_reduction
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["is_worth_copying", "schedule_strided_axis"]
 
@@ -46,65 +46,177 @@ _SHARE_OF_REGISTERS = 4
 """Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
+@dataclass(frozen=True, eq=False)
+class StridedKernel:
+    """A kernel of rows along a strided axis, rewritten so that its columns are one dimension where they can be.
+
+    `before`: the stages in front of the anchor that are computed once per row. `copied`: whether blocks of the input
+    are worth copying, and `copy` the stage that does. `few`: whether registers hold a column of every row. `collapsed`:
+    whether columns are one dimension.
+    """
+
+    s: te.Schedule
+    rows: RowFacts
+    columns: Columns
+    before: list[te.ComputeOp]
+    few: Serves | Refused
+    copied: Serves | Refused
+    collapsed: Serves | Refused
+
+    @staticmethod
+    def of(rows: RowFacts) -> StridedKernel:
+        """The kernel, of which nothing is scheduled but that elementwise stages are inlined."""
+        s, (axis, *_), target = rows.create_schedule(), rows.axes, rows.target
+        few = _fits_in_registers(Columns(rows.out, axis, target), _stages_before(rows))
+        copied = Refused("registers hold a column of every row") if few else is_worth_copying(rows)
+        anchor = _with_cached_input(s, rows) if copied else rows.anchor
+        anchor = _collapse_columns(s, anchor, axis, [rows.of(rows.out, anchor).elements.op] if copied else [])
+        rows = rows.of(s.outputs[0].output(0), anchor)
+        apart = "columns span dimensions that are not contiguous in all stages"
+        collapsed = serves_if(len(anchor.axis) == axis + 2, apart)
+        columns = Columns(rows.out, axis, target)
+        kernel = StridedKernel(s, rows, columns, _stages_before(rows), few, copied, collapsed)
+        copy = [] if kernel.copy is None else [kernel.copy.op]
+        inline_injective(s, [rows.out], keep=[anchor, *kernel.before, *copy])
+        for op in rows.around[1]:
+            if op is not rows.out.op:
+                s[op].compute_inline()
+        return kernel
+
+    @property
+    def copy(self) -> te.Tensor | None:
+        """The stage that copies blocks of the input; None where none are."""
+        return self.rows.elements if self.copied and self.collapsed else None
+
+    @cached_property
+    def work(self) -> float:
+        """Scalar operations of the kernel, roughly."""
+        return constant_size(self.columns.out.shape) * element_cost([*self.before, *self.rows.around[1]])
+
+
 def schedule_strided_axis(rows: RowFacts) -> te.Schedule:
     """Schedule rows along a strided axis: blocks of adjacent columns, over whose lines every stage passes."""
-    s, (axis, *_), target = rows.create_schedule(), rows.axes, rows.target
-    few = _fits_in_registers(Columns(rows.out, axis, target), _stages_before(rows))
-    copied = Refused("registers hold a column of every row") if few else is_worth_copying(rows)
-    anchor = _with_cached_input(s, rows) if copied else rows.anchor
-    anchor = _collapse_columns(s, anchor, axis, [rows.of(rows.out, anchor).elements.op] if copied else [])
-    collapsed = len(anchor.axis) == axis + 2
-    columns = Columns(s.outputs[0].output(0), axis, target)
-    out, rows = columns.out, rows.of(columns.out, anchor)
-    before, behind = _stages_before(rows), rows.around[1]
-    copy = rows.elements if copied and collapsed else None
-    inline_injective(s, [out], keep=[anchor, *before, *([] if copy is None else [copy.op])])
-    for op in behind:
-        if op is not out.op:
-            s[op].compute_inline()
-    work = constant_size(out.shape) * element_cost([*before, *behind])
-    largest = next((op for op in before if op.tag == "softmax_max"), None)
-    apart = Refused("columns span dimensions that are not contiguous in all stages")
+    kernel = StridedKernel.of(rows)
+    first_of("columns", [(name, partial(candidate, kernel)) for name, candidate in _CANDIDATES])
+    return kernel.s
 
-    def by_parts() -> Serves | Refused:
-        if not collapsed:
-            return apart
-        if largest is None or anchor.attrs.get("log"):
-            return Refused("no softmax, or its logarithm")
-        worth = _is_worth_parts(columns)
-        if worth and (lines := unshifted_block_lines(columns)):
-            unshifted_softmax_in_blocks(s, anchor, lines, work, target)
-        elif worth:
-            softmax_by_parts(s, anchor, largest, any(not uses_reduction(op) for op in before), work, target)
-        return worth
 
-    def in_copied_blocks() -> Serves | Refused:
-        if copy is None:
-            return apart if copied else copied
-        _schedule_copied_blocks(s, columns, copy, before, work)
-        return True
+def _by_parts(kernel: StridedKernel) -> Serves | Refused:
+    """Softmax, column block by column block, of parts of rows or with unshifted exponentials: see `strided_softmax`."""
+    s, anchor, columns, target = kernel.s, kernel.rows.anchor, kernel.columns, kernel.rows.target
+    largest = next((op for op in kernel.before if op.tag == "softmax_max"), None)
+    if not kernel.collapsed:
+        return kernel.collapsed
+    if largest is None or anchor.attrs.get("log"):
+        return Refused("no softmax, or its logarithm")
+    worth = _is_worth_parts(columns)
+    if worth and (lines := unshifted_block_lines(columns)):
+        unshifted_softmax_in_blocks(s, anchor, lines, kernel.work, target)
+    elif worth:
+        keep = any(not uses_reduction(op) for op in kernel.before)
+        softmax_by_parts(s, anchor, largest, keep, kernel.work, target)
+    return worth
 
-    def in_registers() -> Serves | Refused:
-        fits = few if collapsed else apart
-        if fits:
-            _schedule_in_registers(s, columns, before, work)
+
+def _in_copied_blocks(kernel: StridedKernel) -> Serves | Refused:
+    """Copy and accumulate each column block in one pass, which also stores the results of the block before.
+
+    The copy has up to 512 bytes of each row contiguously, so cache-set conflicts between rows don't matter; memory
+    reads and writes overlap.
+    """
+    s, columns, target, copy = kernel.s, kernel.columns, kernel.rows.target, kernel.copy
+    if copy is None:
+        return kernel.collapsed if kernel.copied else kernel.copied
+    line, lanes, few = columns.line, vector_lanes(target), has_few_fill_buffers(target)
+    nbytes = _BLOCK_BYTES
+    if few and columns.are_whole_lines and not columns.have_set_conflicts:
+        nbytes = _BLOCK_BYTES_FEW_BUFFERS
+    width = nbytes // columns.out.dtype.nbytes
+    statistics = [op.output(0) for op in kernel.before if uses_reduction(op)]
+    first = next(t for t in statistics if t.op.reduce_axis)
+    in_registers = min(target.vector_registers // _SHARE_OF_REGISTERS * lanes, width)
+
+    def passed(tensor: te.Tensor) -> StagePass:
+        if tensor is first:  # fused with the copy, so that the reduction needs no pass of its own
+            return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes, 0, "vectors", tensor.op.reduce_axis[0])
+        if tensor.op.reduce_axis:  # as many columns at a time as have their sums in registers
+            return StagePass(tensor, lanes, in_registers, "vectors")
+        return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes)
+
+    plan = ColumnPlan(width, line, aligned=not columns.are_whole_lines)
+    note("block", "copied", plan)
+    unroll = "" if few else "vectors"  # unrolling would issue all prefetches of a row at once
+    copied = StagePass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
+    _, loops = plan.apply(s, columns, [copied, *map(passed, statistics)], kernel.work)
+    s[columns.out].unroll(loops[columns.out].vectors)
+    later = rows_ahead(nbytes)
+    prefetch_later_rows(s, columns, copy, loops[copy].vectors, line, rows=later, step=plan.step(columns))
+    return True
+
+
+def _in_registers(kernel: StridedKernel) -> Serves | Refused:
+    """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
+    s, columns = kernel.s, kernel.columns
+    if not kernel.few or not kernel.collapsed:
+        return kernel.few if kernel.collapsed else kernel.collapsed
+    plan = ColumnPlan(columns.line, columns.line, unrolled=columns.rows)
+    note("block", "registers", plan)
+    passes = [StagePass(op.output(0), columns.line, unroll="rows") for op in kernel.before]
+    _, loops = plan.apply(s, columns, passes, kernel.work)
+    _prefetch_blocks_ahead(kernel, plan, loops)
+    return True
+
+
+def _in_column_blocks(kernel: StridedKernel) -> Serves | Refused:
+    """Compute a cache line of each row at a time: a column block stays in L1, its statistics in registers.
+
+    Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
+    """
+    s, columns, target = kernel.s, kernel.columns, kernel.rows.target
+    fits = _fits_in_blocks(columns) if kernel.collapsed else kernel.collapsed
+    if not fits:
         return fits
+    width = _block_width(columns)
+    plan = ColumnPlan(width, width, unrolled=lines_per_step(columns.rows))
+    note("block", "cache lines", plan)
+    elementwise = [StagePass(op.output(0), width) for op in kernel.before if not op.reduce_axis]
+    block, loops = plan.apply(s, columns, elementwise, kernel.work)
+    for op in [op for op in kernel.before if op.reduce_axis]:
+        for stage in add_up_in_registers(s, op.output(0), vector_lanes(target)):
+            s[stage].compute_at(s[columns.out], block)
+    if is_streamed(columns.out, width, target):
+        _prefetch_blocks_ahead(kernel, plan, loops)
+    return True
 
-    def in_column_blocks() -> Serves | Refused:
-        fits = _fits_in_blocks(columns) if collapsed else apart
-        if fits:
-            _schedule_column_blocks(s, columns, before, work)
-        return fits
 
-    def in_blocks() -> Serves:
-        _schedule_blocks(s, columns, s[out].op.axis[axis + 1 if collapsed else -1 :], before, work)
-        return True
+def _in_blocks(kernel: StridedKernel) -> Serves:
+    """Split the last dimensions, or dimension, into blocks that stay in L2, and run every stage block by block."""
+    s, columns, axis, target = kernel.s, kernel.columns, kernel.columns.axis, kernel.rows.target
+    out, lanes, axes = columns.out, vector_lanes(target), s[columns.out].op.axis[axis + 1 if kernel.collapsed else -1 :]
+    sizes, outer = [extent_of(a) for a in axes], s[out].op.axis[: -len(axes)]
+    known, block = is_static(sizes), _block_columns(columns, constant_size(sizes))
+    note("block", "in L2", columns=block)
+    part, within = s[out].split(s[out].fuse(*axes), factor=block, tail="shift" if known else "guard")
+    s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
+    group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
+    parallel(s, out, group, kernel.work, lanes)
+    vectorize_elements(s, out, within, block, lanes)
+    for op in kernel.before:
+        result = op.output(0)
+        s[result].compute_at(s[out], group)
+        if op.reduce_axis:
+            add_up_lines(s, result, lanes)
+        else:
+            busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
+            if len(outer) == axis + 1 and known and block >= 4 * lanes and is_streamed(out, block, target):
+                _prefetch_ahead(s, result, busy, columns, 2 * lanes, block)
+    return True
 
-    first_of("columns", (
-        ("parts of rows", by_parts), ("copied blocks", in_copied_blocks), ("registers", in_registers),
-        ("cache lines of every row", in_column_blocks), ("blocks", in_blocks),
-    ))  # fmt: skip
-    return s
+
+_CANDIDATES: tuple[tuple[str, Callable[[StridedKernel], Serves | Refused]], ...] = (
+    ("parts of rows", _by_parts), ("copied blocks", _in_copied_blocks), ("registers", _in_registers),
+    ("cache lines of every row", _in_column_blocks), ("blocks", _in_blocks),
+)  # fmt: skip
 
 
 def _stages_before(rows: RowFacts) -> list[te.ComputeOp]:
@@ -183,42 +295,6 @@ def is_worth_copying(facts: RowFacts) -> Serves | Refused:
     return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
 
 
-def _schedule_copied_blocks(
-    s: te.Schedule, columns: Columns, copy: te.Tensor, before: list[te.ComputeOp], work: float
-) -> None:
-    """Copy and accumulate each column block in one pass, which also stores the results of the block before.
-
-    The copy has up to 512 bytes of each row contiguously, so cache-set conflicts between rows don't matter; memory
-    reads and writes overlap.
-    """
-    target, line, lanes = columns.target, columns.line, vector_lanes(columns.target)
-    few = has_few_fill_buffers(target)
-    nbytes = _BLOCK_BYTES
-    if few and columns.are_whole_lines and not columns.have_set_conflicts:
-        nbytes = _BLOCK_BYTES_FEW_BUFFERS
-    width = nbytes // columns.out.dtype.nbytes
-    statistics = [op.output(0) for op in before if uses_reduction(op)]
-    first = next(t for t in statistics if t.op.reduce_axis)
-    in_registers = min(target.vector_registers // _SHARE_OF_REGISTERS * lanes, width)
-
-    def passed(tensor: te.Tensor) -> StagePass:
-        if tensor is first:  # fused with the copy, so that the reduction needs no pass of its own
-            return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes, 0, "vectors", tensor.op.reduce_axis[0])
-        if tensor.op.reduce_axis:  # as many columns at a time as have their sums in registers
-            return StagePass(tensor, lanes, in_registers, "vectors")
-        return StagePass(tensor, LINE_BYTES // tensor.dtype.nbytes)
-
-    plan = ColumnPlan(width, line, aligned=not columns.are_whole_lines)
-    note("block", "copied", plan)
-    unroll = "" if few else "vectors"  # unrolling would issue all prefetches of a row at once
-    copied = StagePass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
-    _, loops = plan.apply(s, columns, [copied, *map(passed, statistics)], work)
-    s[columns.out].unroll(loops[columns.out].vectors)
-    prefetch_later_rows(
-        s, columns, copy, loops[copy].vectors, line, rows=rows_ahead(nbytes), step=plan.step(columns)
-    )
-
-
 def _is_worth_parts(columns: Columns) -> Serves | Refused:
     """True if splitting rows into parts pays: column blocks exceed the caches, or the results use non-temporal stores.
 
@@ -256,14 +332,6 @@ def _fits_in_registers(columns: Columns, before: list[te.ComputeOp]) -> Serves |
     return serves_if(columns.have_set_conflicts, "rows have no cache-set conflicts: the caches hold them")
 
 
-def _schedule_in_registers(s: te.Schedule, columns: Columns, before: list[te.ComputeOp], work: float) -> None:
-    """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
-    plan = ColumnPlan(columns.line, columns.line, unrolled=columns.rows)
-    note("block", "registers", plan)
-    _, loops = plan.apply(s, columns, [StagePass(op.output(0), columns.line, unroll="rows") for op in before], work)
-    _prefetch_blocks_ahead(s, columns, plan, before, loops)
-
-
 def _fits_in_blocks(columns: Columns) -> Serves | Refused:
     """True if there are at least two column blocks, so small that L2 holds them and the next ones.
 
@@ -285,30 +353,12 @@ def _block_width(columns: Columns) -> int:
     return max(columns.line, 2 * vector_lanes(columns.target))
 
 
-def _schedule_column_blocks(s: te.Schedule, columns: Columns, before: list[te.ComputeOp], work: float) -> None:
-    """Compute a cache line of each row at a time: a column block stays in L1, its statistics in registers.
-
-    Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
-    """
-    width = _block_width(columns)
-    plan = ColumnPlan(width, width, unrolled=lines_per_step(columns.rows))
-    note("block", "cache lines", plan)
-    elementwise = [StagePass(op.output(0), width) for op in before if not op.reduce_axis]
-    block, loops = plan.apply(s, columns, elementwise, work)
-    for op in [op for op in before if op.reduce_axis]:
-        for stage in add_up_in_registers(s, op.output(0), vector_lanes(columns.target)):
-            s[stage].compute_at(s[columns.out], block)
-    if is_streamed(columns.out, width, columns.target):
-        _prefetch_blocks_ahead(s, columns, plan, before, loops)
-
-
-def _prefetch_blocks_ahead(
-    s: te.Schedule, columns: Columns, plan: ColumnPlan, before: list[te.ComputeOp], loops: dict[te.Tensor, Loops]
-) -> None:
+def _prefetch_blocks_ahead(kernel: StridedKernel, plan: ColumnPlan, loops: dict[te.Tensor, Loops]) -> None:
     """Prefetch with each row of a block what is read and written some blocks later, in the stage that keeps rows."""
-    kept = [op.output(0) for op in before if not op.reduce_axis and len(op.axis) > columns.axis + 1]
+    columns = kernel.columns
+    kept = [op.output(0) for op in kernel.before if not op.reduce_axis and len(op.axis) > columns.axis + 1]
     stage = (columns.out, *kept)[-1]
-    _prefetch_ahead(s, stage, loops[stage].rows, columns, plan.width, _BLOCKS_AHEAD * plan.width)
+    _prefetch_ahead(kernel.s, stage, loops[stage].rows, columns, plan.width, _BLOCKS_AHEAD * plan.width)
 
 
 def _prefetch_ahead(
@@ -322,31 +372,6 @@ def _prefetch_ahead(
         return i[axis], ravel_index(i[axis + 1 : axis + 1 + len(own)], own) + ahead
 
     prefetch_columns(s, columns, stage, loop, width, place)
-
-
-def _schedule_blocks(
-    s: te.Schedule, columns: Columns, axes: Sequence[te.IterVar], before: list[te.ComputeOp], work: float
-) -> None:
-    """Split the last dimensions `axes` into blocks that stay in L2, and run every stage block by block."""
-    out, axis, target = columns.out, columns.axis, columns.target
-    lanes, sizes = vector_lanes(target), [extent_of(a) for a in axes]
-    outer = s[out].op.axis[: -len(axes)]
-    known, block = is_static(sizes), _block_columns(columns, constant_size(sizes))
-    note("block", "in L2", columns=block)
-    part, within = s[out].split(s[out].fuse(*axes), factor=block, tail="shift" if known else "guard")
-    s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
-    group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
-    parallel(s, out, group, work, lanes)
-    vectorize_elements(s, out, within, block, lanes)
-    for op in before:
-        result = op.output(0)
-        s[result].compute_at(s[out], group)
-        if op.reduce_axis:
-            add_up_lines(s, result, lanes)
-        else:
-            busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
-            if len(outer) == axis + 1 and known and block >= 4 * lanes and is_streamed(out, block, target):
-                _prefetch_ahead(s, result, busy, columns, 2 * lanes, block)
 
 
 def _block_columns(columns: Columns, count: int) -> int:
