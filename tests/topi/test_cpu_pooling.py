@@ -119,6 +119,36 @@ def test_pool_of_dynamic_images(case, kind, channels):
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize(("axes", "kernel", "strides", "padding"), [
+    ((1,), (3,), (1,), (1, 1)), ((1,), (4,), (2,), (2, 1)),
+    ((1, 2, 3), (3, 3, 3), (1, 1, 1), (1,) * 6), ((1, 2, 3), (2, 3, 2), (2, 1, 2), (0, 1, 0, 1, 2, 0)),
+    ((2,), (3,), (1,), (1, 1)), ((1, 3), (3, 2), (2, 1), (1, 0, 1, 1)),
+])  # fmt: skip
+def test_windows_of_sequences_and_volumes(axes, kernel, strides, padding, kind, dynamic) -> None:
+    """With channels last, in tiles of columns without a padded copy; over other dimensions, stage by stage."""
+    sizes = (2, 12, 20) if axes == (1,) else (2, 9, 6, 17, 20)
+    last = te.size_var("n") if dynamic else sizes[axes[-1]]
+    x = te.placeholder([last if a == axes[-1] else d for a, d in enumerate(sizes)], "float32", "x")
+    covers = topi.nn.Windows(axes, kernel, strides, (1,) * len(axes), padding)
+    out = topi.nn.max_pool(x, covers) if kind == "max" else topi.nn.avg_pool(x, covers, count_include_pad=False)
+    lowered = te.lower(schedule_for([out], TARGET), [x, out])
+    scopes = {n.buffer.scope for n in post_order(lowered["main"].body) if isinstance(n, Allocate)}
+    assert scopes <= {"local"} or axes != (*range(1, x.ndim - 1),)
+    a = RNG.standard_normal(sizes).astype("float32")
+    borders = {axis: (padding[i], padding[i + len(axes)]) for i, axis in enumerate(axes)}
+    padded = np.pad(a, [borders.get(n, (0, 0)) for n in range(a.ndim)], constant_values=np.nan)
+    steps = dict(zip(axes, strides, strict=True))
+    covered = np.lib.stride_tricks.sliding_window_view(padded, kernel, axes)
+    covered = covered[tuple(slice(None, None, steps.get(n, 1)) for n in range(a.ndim))]
+    over = tuple(range(a.ndim, covered.ndim))
+    expected = np.nanmax(covered, over) if kind == "max" else np.nanmean(covered, over)
+    result = backend.nd.empty(expected.shape, "float32")
+    backend.build(lowered, target=TARGET)(backend.nd.array(a), result)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("column_major", [False, True])
 @pytest.mark.parametrize("case", [DYNAMIC_CASES[i] for i in (0, 1, 3, 5)], ids=str)

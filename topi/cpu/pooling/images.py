@@ -72,7 +72,7 @@ class ImagePlan:
             for axis in s[stage].op.axis[1:3]:
                 s[stage].unroll(axis)
         strides = operation.attrs.get("strides")
-        if strides is not None:
+        if strides is not None and len(strides) == 2:
             self._prefetch(s, out, stages[0] if stages else accumulator, column, strides, channels, target)
 
     def _prefetch(

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused, note
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
-from relayc.topi.cpu.common import local_accumulator, parallel, reduce_by_vectors
-from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.pooling.images import ImagePlan
 from relayc.topi.cpu.pooling.lines import LinePlan
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.reductions.rewrites import compare_as_float32, compare_as_integers
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, iterations
+from relayc.topi.groups import extent_of, inline_injective, iterations
 from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
@@ -39,14 +38,14 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
 
 def _columns(kernel: KernelFacts) -> te.Schedule | Refused:
-    """Schedule NHWC images one column at a time, or by tiles of windows that share reductions."""
+    """Schedule images with channels last one column at a time, or by tiles of windows that share reductions."""
     operation, target = kernel.anchor, kernel.target
-    if tuple(operation.attrs["axes"]) != (1, 2) or len(operation.axis) != 4 or not kernel.has_one_result:
+    if [*operation.attrs["axes"]] != [*range(1, len(operation.axis) - 1)] or not kernel.has_one_result:
         return Refused("no images with channels last and one result")
     s = kernel.create_schedule()
     if iterations([operation.axis[-1]]) >= vector_lanes(target):
         operation = compare_as_integers(s, operation)
-    shared = WindowLines.of(operation)
+    shared = WindowLines.of(operation) if len(operation.axis) == 4 else None
     plan = ImagePlan.of(operation, shared, target)
     note("windows", "one by one" if plan.levels is None else "shared reductions", plan)
     plan.apply(s, operation, shared, target)
@@ -97,31 +96,10 @@ def _is_vector_of_float16(operation: te.Operation, target: Target) -> bool:
     return native and strides[-1] == 1 and width <= vector_lanes(target, 2)
 
 
-def _channels(kernel: KernelFacts) -> te.Schedule:
-    s, outs, anchor, lanes = kernel.create_schedule(), kernel.outs, kernel.anchor, vector_lanes(kernel.target)
-    padded = [op for op in kernel.stages if op.tag == "pad"]
-    inline_injective(s, outs, keep=[anchor, *padded])
-    for op in padded:
-        if op is not kernel.out.op:
-            *outer, last = s[op].op.axis
-            line = s[op].fuse(*outer)
-            parallel(s, op.output(0), line, constant_size(op.output(0).shape) * 4.0, lanes)
-            vectorize_elements(s, op.output(0), last, last.extent, lanes)
-    out, accumulator = kernel.out, local_accumulator(s, anchor, kernel.out)
-    *outer, last = s[out].op.axis
-    window = iterations(anchor.reduce_axis)
-    line = s[out].fuse(*outer)
-    parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
-    group = vectorize_elements(s, out, last, last.extent, lanes)
-    s[accumulator].compute_at(s[out], group)
-    reduce_by_vectors(s, accumulator)
-    return s
-
-
 _CANDIDATES: tuple[Candidate[KernelFacts], ...] = (
     ("columns of images", _columns),
     ("lines", _lines),
-    ("vectors along the last dimension", _channels),
+    ("stage by stage", stage_by_stage),
 )
 
 
