@@ -60,8 +60,7 @@ class LineRead:
 
     def place(self, at: Sequence[PrimExpr]) -> PrimExpr:
         """Return the flat offset, in elements, of what is read where the axes have values `at`."""
-        values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
-        return ravel_index([substitute(i, values) for i in self.index], list(self.tensor.shape))
+        return _flat(self.tensor, self.index, {axis.var: value for axis, value in zip(self.axes, at, strict=True)})
 
     def through_parts(self, *at: PrimExpr) -> list[PrimExpr]:
         """Return where as much is read, in memory order, through all parts of a row as of a part at `at`."""
@@ -96,8 +95,8 @@ def _together(
     return [LineRead(tensor, op.axis, index, stride, 1) for index, stride in apart.values()]
 
 
-def _flat(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr], at: Mapping[Var, PrimExpr]) -> PrimExpr:
-    return substitute(ravel_index(index, list(tensor.shape)), at)
+def _flat(tensor: te.Tensor, index: Sequence[PrimExpr], at: Mapping[Var, PrimExpr]) -> PrimExpr:
+    return ravel_index([substitute(i, at) for i in index], tensor.shape)
 
 
 def _inside(op: te.Operation) -> dict[Var, PrimExpr]:
@@ -109,7 +108,7 @@ def _distance(
     op: te.Operation, tensor: te.Tensor, first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> int | None:
     at = _inside(op)
-    return as_int(Analyzer().simplify(_flat(op, tensor, second, at) - _flat(op, tensor, first, at)))
+    return as_int(Analyzer().simplify(_flat(tensor, second, at) - _flat(tensor, first, at)))
 
 
 def _stride(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
@@ -122,7 +121,7 @@ def _stride(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
     def apart(axis: te.IterVar) -> int | None:
         steps = 2 if axis is op.axis[-1] and iterations([axis]) % 2 == 0 else 1
         later = {**at, axis.var: at[axis.var] + steps}
-        distance = as_int(analyzer.simplify(_flat(op, tensor, index, later) - _flat(op, tensor, index, at)))
+        distance = as_int(analyzer.simplify(_flat(tensor, index, later) - _flat(tensor, index, at)))
         return None if distance is None or distance % steps else distance // steps
 
     strides = [apart(axis) for axis in op.axis if iterations([axis]) > 1]

@@ -17,7 +17,7 @@ from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows,
 from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments, schedule_moments
 from relayc.topi.cpu.norms.rows import schedule_rowwise
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying, schedule_strided_axis
-from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next
+from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next, rows_of_whole_lines
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size
@@ -162,7 +162,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
         return image, vectors, elements_per_step(columns, lanes)
     local, image, line = s.cache_write(out, "local"), s[out].fuse(*lead), LINE_BYTES // nbytes
-    least = LINE_BYTES // gcd(columns * nbytes, LINE_BYTES)
+    least = rows_of_whole_lines(columns * nbytes)
     most = max(target.cache_bytes.l1 // _SHARE_OF_BUFFER // (columns * nbytes) // least, 1) * least
     together = max(n for n in range(least, most + 1, least) if channels % n == 0)
     chunk, within = s[out].split(channel, factor=together)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
@@ -12,13 +11,13 @@ from relayc.topi.cpu.common import attach, reduce_by_vectors
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.lane_sums import sum_rows
 from relayc.topi.cpu.prefetch import (
-    LINE_BYTES,
     in_sequence,
     inputs_of,
     is_beyond_caches,
     is_streamed,
     prefetch_places,
     prefetch_rows,
+    rows_of_whole_lines,
 )
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import constant_size, is_static
@@ -63,7 +62,7 @@ class FlattenedRows:
 
     def of_results(self, out: te.Tensor, times: int) -> FlattenedRows:
         """Take as many lines as fill whole cache lines of results, times `times`, if stores are non-temporal."""
-        together = times * LINE_BYTES // gcd(LINE_BYTES, self.lanes * self.length * out.dtype.nbytes)
+        together = times * rows_of_whole_lines(self.lanes * self.length * out.dtype.nbytes)
         enough = constant_size(self.rows[-1:]) >= together * self.lanes
         return replace(self, together=together) if enough and is_beyond_caches(out, self.target) else self
 
