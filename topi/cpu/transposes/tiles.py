@@ -343,9 +343,9 @@ class PlainTiles:
     def along_input(facts: TransposeFacts) -> PlainTiles:
         """Tiles along input rows, of even height, enough of them for an even share to each core."""
         rows, out, number = facts.rows, facts.out, facts.number
-        if not isinstance(rows, int):
-            return PlainTiles(facts, 0)
         most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
+        if not isinstance(rows, int):
+            return PlainTiles(facts, most)
         others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
         others *= -(-constant_size(out.shape[-1:]) // _width(facts))
         parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
@@ -360,10 +360,13 @@ class PlainTiles:
         if self.run:
             part, column = s[out].split(column, factor=self.run, tail="shift")
             tiles.append(part)
-        if self.height:
+        if self.height and isinstance(facts.rows, int):
             tile, row = s[out].split(row, factor=self.height, tail="shift")
             tiles.append(tile)
         group, row = s[out].split(row, factor=facts.block, tail="shift")
+        if self.height and not isinstance(facts.rows, int):  # there may be fewer rows than a tile has
+            tile, group = s[out].split(group, factor=max(self.height // facts.block, 1))
+            tiles.append(tile)
         along, column = s[out].split(column, factor=width, tail="shift")
         s[out].reorder(*tiles, along, group, row, column)
         if self.lines_first:
@@ -376,7 +379,10 @@ class PlainTiles:
         s[out].unroll(row)
         s[out].vectorize(column)
         s[copy].compute_at(s[out], group)
-        return tiles if self.run else [*tiles, along]
+        outside = tiles if self.run else [*tiles, along]
+        if len(outside) > 1 and not isinstance(out.shape[0], int):  # it may be a batch of one, which no cores share
+            outside = [s[out].fuse(*outside[:2]), *outside[2:]]
+        return outside
 
 
 def _width(facts: TransposeFacts) -> int:

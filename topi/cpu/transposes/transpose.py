@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, first_of
-from relayc.te.tir import IterVar, Var, as_int
+from relayc.te.tir import Dim, IntImm, IterVar, Mul, Var, as_int
 from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
@@ -59,13 +59,13 @@ def strided_axis(out: te.Tensor) -> int | None:
 def transpose_facts(out: te.Tensor, number: int | None, at_once: int, target: Target) -> TransposeFacts | Refused:
     """How to transpose an output with a strided axis `number` in registers, with the longest vectors that fit.
 
-    Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes are excluded: it can't
-    always be proved that tiles shifted inwards need no guards, which these do not have.
+    Dynamic axes are assumed to be long enough. Axes whose lengths are expressions of sizes other than products are
+    excluded: it can't always be proved that tiles shifted inwards need no guards, which these do not have.
     """
     if number is None:
         return Refused("no large input is contiguous along another dimension than the last")
     found, rows, columns = _transposable(out, number), out.shape[number], out.shape[-1]
-    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)) or 0 in out.shape:
+    if found is None or not all(map(_is_product, (rows, columns))) or 0 in out.shape:
         return Refused("strided reads differ, or there is padding, or lengths are expressions")
     dtype = found[0].dtype
 
@@ -76,6 +76,11 @@ def transpose_facts(out: te.Tensor, number: int | None, at_once: int, target: Ta
     if not fitting:
         return Refused(f"matrices of {rows} x {columns} are smaller than a block")
     return TransposeFacts(out, number, *found, fitting[0], at_once, target)
+
+
+def _is_product(size: Dim) -> bool:
+    """Whether a size is a number, a variable, or a product of such, as of the sides of an image."""
+    return all(isinstance(d, int | IntImm | Var | Mul) for d in ([size] if isinstance(size, int) else post_order(size)))
 
 
 def _transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
