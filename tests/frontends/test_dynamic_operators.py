@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, device, graph_executor
@@ -376,3 +377,24 @@ def test_a_named_size_is_not_replaced_by_what_is_left_of_another_one():
     np.testing.assert_array_equal(executor({"mask": mask, "past": mask[:4], "tokens": tokens})[0], mask[4:] + 1)
     with pytest.raises(ArgumentError, match="two equal sizes"):
         executor({"mask": mask, "past": mask[:2], "tokens": tokens})
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (3, 2), (2, 1, 2)], ids=str)
+def test_results_of_convolutions_in_a_row_in_another_layout(strides: tuple[int, ...]):
+    """As before a recurrent network: the sizes of each are quotients of those before, which are simplified alike."""
+    weights = [floats(16, 16, 5) / 8 for _ in strides]
+    names = ["x", *[f"c{i}" for i in range(len(strides))]]
+    nodes = [
+        helper.make_node("Conv", [before, f"w{i}"], [after], strides=[stride], pads=[2, 2])
+        for i, (before, after, stride) in enumerate(zip(names, names[1:], strides, strict=False))
+    ]
+    nodes.append(helper.make_node("Transpose", names[-1:], ["y"], perm=[2, 0, 1]))
+    x, y = (helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", ("n", 16, "t")), ("y", None)))
+    stored = [numpy_helper.from_array(v, f"w{i}") for i, v in enumerate(weights)]
+    model = helper.make_model(helper.make_graph(nodes, "convolutions", [x], [y], stored))
+    module, params = from_onnx(model)
+    executor = graph_executor.GraphModule(relay.build(module, "llvm", params)["default"](device("cpu", 0)))
+    for n, t in ((1, 100), (2, 33), (1, 17), (3, 9)):
+        data = floats(n, 16, t)
+        (expected,) = ReferenceEvaluator(model).run(None, {"x": data})
+        np.testing.assert_allclose(executor.infer({"x": data})[0], expected, rtol=1e-4, atol=1e-4)

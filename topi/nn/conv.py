@@ -13,6 +13,7 @@ from typing import Any
 
 from relayc import te
 from relayc.te import Tensor
+from relayc.te.arith import Analyzer
 from relayc.te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from relayc.topi.layout import Layout
 from relayc.topi.nn.dense import Pairs, int16_pairs, widened
@@ -27,9 +28,13 @@ __all__ = [
 
 
 def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
-    """The positions of a window of `kernel` taps along `size` elements plus `padding`, that of both sides."""
+    """The positions of a window of `kernel` taps along `size` elements plus `padding`, that of both sides.
+
+    Simplified: a schedule finds that a reader has as many elements only where both are the same expression.
+    """
     span = (kernel - 1) * dilation + 1
-    return as_dim((size + (padding - span)) // stride + 1)
+    positions = as_dim((size + (padding - span)) // stride + 1)
+    return positions if isinstance(positions, int) else as_dim(Analyzer().simplify(positions))
 
 
 def output_sizes(
