@@ -18,7 +18,6 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.checks import as_integer
 from relayc.backend.runtime.errors import of_user
-from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.html_text import facts_html
 from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.quantities import bytes_text, counted
@@ -30,6 +29,7 @@ from relayc.relay.errors import reports_internal_errors
 from relayc.relay.expr import Constant, Expr, Function, Var
 from relayc.relay.lowering.compile_kernels import KernelMetadata, Progress, compile_kernels
 from relayc.relay.lowering.compiled_loops import compile_loops
+from relayc.relay.lowering.description import describe
 from relayc.relay.lowering.dynamic import plan_dynamic
 from relayc.relay.lowering.entry import EntryFunctions, add_dynamic_entry, add_entry
 from relayc.relay.lowering.explain import PassRecord, explaining
@@ -226,7 +226,7 @@ def _build(
             _plan(part, kernels, target, entries)
         if target.device_kind == "cpu":
             compile_loops(graph, entries)
-        description = Graph.from_json(graph.to_json(mod_name, str(target), target.device_kind))
+        description = describe(graph, mod_name, str(target), target.device_kind)
         if target.device_kind == "cpu":
             description = with_plans(description, entries)
     with report.step("compile"):

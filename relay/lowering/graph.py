@@ -1,9 +1,9 @@
 """The execution graph of a fused function: kernels in order, tensors with their placement in memory.
 
-The result is an `ExecutionGraph`, from which `relay.lowering` makes the `backend.runtime.graph.Graph` of the compiled
-model. It is made in steps: number the values and the kernel calls and note which tensors share memory (views); add the
-kernels' scratch; place the tensors: inputs, outputs and parameters at addresses of the caller, everything else in the
-arena.
+The result is an `ExecutionGraph`, from which `relay.lowering.description` makes the `backend.runtime.graph.Graph` of
+the compiled model. It is made in steps: number the values and the kernel calls and note which tensors share memory
+(views); add the kernels' scratch; place the tensors: inputs, outputs and parameters at addresses of the caller,
+everything else in the arena.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.size_json import size_to_json
 from relayc.relay.analysis import body_order, outer_order
 from relayc.relay.container_type import ContainerType
 from relayc.relay.equal_constants import EqualConstants
@@ -227,85 +226,6 @@ class ExecutionGraph:
         """Are the elements of a tensor contiguous in memory?"""
         return is_compact(self.tensors[tensor].tensor_type.static_shape, self.strides_of(tensor))
 
-    def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
-        """The graph in the executor's JSON format."""
-        dynamic: dict[str, Any] = {}
-        if self.steps or self.sizes:
-            dynamic = {"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)}
-        return {
-            "version": 1,
-            "name": name,
-            "device": device,
-            "target": target,
-            "tensors": [self._tensor_json(i, t) for i, t in enumerate(self.tensors)],
-            "nodes": [self._node_json(i, n) for i, n in enumerate(self.nodes)],
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "arena_bytes": self.plan.arena_bytes,
-            "entry": self.entry,
-            **dynamic,
-            **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
-            **({"texts": self._strings_json()} if "texts" in self.attrs else {}),
-            **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
-            **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
-            **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
-        }
-
-    def _strings_json(self) -> dict[str, Any]:
-        """The strings that the graph names, and the inputs and outputs that are strings."""
-        strings, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
-        return {"table": strings, "inputs": inputs, "outputs": outputs}
-
-    def _caches_json(self) -> list[dict[str, Any]]:
-        """The KV caches that the executor keeps: the axis they grow along, the size variable of their length, the rows
-        added."""
-        positions = {self.tensors[number].name: i for i, number in enumerate(self.inputs)}
-        records: Sequence[tuple[str, int, Dim, Dim]] = self.attrs["caches"]
-        return [{"input": positions[name], "axis": axis, "length": size_to_json(length), "added": size_to_json(added)}
-                for name, axis, length, added in records]  # fmt: skip
-
-    def _variants_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
-        return [{"sizes": sizes, "graph": graph.to_json(name, target, device)} for sizes, graph in self.variants]
-
-    def _steps_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
-        """The steps, including the graphs of control flow."""
-        written: list[dict[str, Any]] = []
-        for step in self.steps:
-            control = step.get("control")
-            plain = {key: value for key, value in step.items() if key != "control"}
-            if control is not None and control.graphs:
-                graphs = [g.to_json(name, target, device) for g in control.graphs]
-                plain |= {"graphs": graphs} if step["step"] == "if" else {"graph": graphs[0]}
-            written.append(plain)
-        return written
-
-    def _tensor_json(self, number: int, tensor: GraphTensor) -> dict[str, Any]:
-        dtype = tensor.ty.dtype if isinstance(tensor.ty, TensorType) else tensor.ty.tensors.dtype
-        is_part = tensor.begins is not None and not self.is_compact(number)
-        return {
-            "name": tensor.name,
-            "shape": [size_to_json(d) for d in tensor.shape],
-            "dtype": "float32" if dtype is None else str(dtype),  # the address of an empty tensor does not matter
-            "storage": list(tensor.storage or ()),
-            **({"strides": list(self.strides_of(number))} if is_part else {}),
-            **({"is_list": True} if isinstance(tensor.ty, ContainerType) else {}),
-        }
-
-    def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
-        results = len(node.outputs) - node.scratch
-        return {
-            "name": f"{index}_{'_'.join(node.workload.operators)}"[:80],
-            "func": node.workload.name,
-            "inputs": node.inputs,
-            "outputs": node.outputs[:results],
-            "scratch": node.outputs[results:],
-            "ops": list(node.workload.operators),
-            "sources": node.sources,
-            "flops": node.workload.flops,
-            "bytes": node.workload.nbytes,
-            **({"sizes": [size_to_json(size) for size in node.sizes]} if node.sizes else {}),
-        }
-
 
 class Params:
     """Parameters of a graph, of its variants and of the graphs in its control flow: equal values are stored once."""
@@ -351,7 +271,7 @@ class _Numbering:
         self.bodies, self.params = bodies, bodies.params
         self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params=self.params.values)
         self.values: dict[int, Value] = {}
-        self.workloads: dict[str, Workload] = {}
+        self.workloads: dict[int, Workload] = {}
         self.by_function: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
         self.canonical_sizes = CanonicalSizes()
         self.param_numbers: dict[str, int] = {}
@@ -432,8 +352,10 @@ class _Numbering:
         known = self.by_function.get(id(function))
         if known is None:
             renamed, names = self.canonical_sizes.rename(function)
-            made = Workload.of(renamed)
-            known = self.by_function[id(function)] = self.workloads.setdefault(made.key, made), names
+            number = self.bodies.number_of(renamed)
+            if number not in self.workloads:
+                self.workloads[number] = Workload.of(renamed)
+            known = self.by_function[id(function)] = self.workloads[number], names
         return known
 
 

@@ -66,13 +66,13 @@ class Workload:
         words = "_".join(name.replace(".", "_") for name in self.operators)
         return f"fused_{words[:_NAME_LENGTH]}_{digest}"
 
-    @property
+    @cached_property
     def flops(self) -> int:
         """Multiply-adds counted as two operations."""
         calls = [e for e in body_order(self.function) if isinstance(e, Call)]
         return sum(2 * call.operator.macs([a.ty for a in call.args], call.ty) for call in calls)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes read and written when every result, and the part of every argument that is used, is accessed once.
 

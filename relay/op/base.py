@@ -206,7 +206,7 @@ class OpDef(Abstract):
     def __eq__(self, other: object) -> bool:
         if self.__class__ is not other.__class__:
             return False
-        return all(getattr(self, name) == getattr(other, name) for name in self.attribute_names)
+        return all(_same_value(getattr(self, name), getattr(other, name)) for name in self.attribute_names)
 
     def __hash__(self) -> int:
         return hash((self.name, *[getattr(self, name) for name in self.attribute_names]))
@@ -236,6 +236,13 @@ class OpDef(Abstract):
 
     def __str__(self) -> str:
         return self.name
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    """Are two attributes equal? 0.0 and -0.0 are not."""
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(map(_same_value, a, b))
+    return a is b or (bool(a == b) and (type(a) is not float or a != 0 or str(a) == str(b)))
 
 
 dataclasses.dataclass(repr=False, eq=False)(OpDef)  # no decorator: type checkers take operators for frozen

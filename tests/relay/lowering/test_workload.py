@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from relayc import relay
+from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.lower import Workload
 
 
@@ -34,3 +35,12 @@ def test_the_work_of_a_product():
     x = relay.var("x", (4, 16))
     body = relay.nn.dense(x, relay.const(np.zeros((8, 16), np.float32)))
     assert Workload.of(relay.Function((x,), body)).flops == 2 * 4 * 16 * 8
+
+
+def test_functions_that_differ_in_the_sign_of_zero_only_are_different():
+    x = relay.var("x", (4,))
+    padded = [relay.nn.pad(x, ((0, 1),), pad_value=value) for value in (0.0, -0.0)]
+    lib = relay.build(relay.Function((x,), relay.Tuple(tuple(padded))))
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    module.run(x=np.ones(4, np.float32))
+    assert [bool(np.signbit(module.get_output(i).numpy()[-1])) for i in range(2)] == [False, True]
