@@ -301,7 +301,9 @@ class IndexMath:
             if extent is not None:
                 hi = self.bounds(extent)[1]
                 return 0, None if hi is None else max(hi - 1, 0)
-            return (0 if isinstance(atom.expr, SizeVar) or atom.expr in self._sizes else None), None
+            if isinstance(atom.expr, SizeVar):
+                return 0, atom.expr.most
+            return (0 if atom.expr in self._sizes else None), None
         if atom.kind == "opaque":
             return None, None
         (alo, ahi), (blo, bhi) = self.bounds(atom.args[0]), self.bounds(atom.args[1])

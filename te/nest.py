@@ -84,11 +84,16 @@ class _Nests:
                 continue
             shape, self.starts[tensor] = tensor.shape, tuple([number(0) for _ in tensor.shape])
             if isinstance(stage.op, ComputeOp):
-                shape, self.starts[tensor] = tuple([self.math.as_dim(e) for e in region.extents]), region.mins
+                shape, self.starts[tensor] = tuple([self._allocated(stage, e) for e in region.extents]), region.mins
             strides = _aligned_strides(stage, shape)
             align = 1024 if stage.swizzled else 64
             self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope, align=align,
                                           swizzled=stage.swizzled)  # fmt: skip
+
+    def _allocated(self, stage: Stage, extent: Poly) -> Dim:
+        """The extent of a region in memory: inside of loops the largest it may be, so that strides are constant."""
+        most = self.math.bounds(extent)[1] if stage.attach == "at" else None
+        return self.math.as_dim(extent) if most is None else most
 
     def _share_states(self, stage: Stage) -> None:
         """The first states, the next states and the states read are all in the memory of the scan's result."""

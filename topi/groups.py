@@ -7,17 +7,18 @@ from collections.abc import Iterable, Sequence
 
 from relayc import te
 from relayc.te.arith import Analyzer
+from relayc.te.index import IndexMath
 from relayc.te.ir import post_order
 from relayc.te.rewrite import map_reads
-from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, convert
+from relayc.te.tir import Dim, PrimExpr, ProducerLoad, SizeVar, Var, as_int, convert
 from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
 __all__ = [
-    "constant_size", "extent_of", "has_gaps", "in_one_loop", "inline_injective", "inlined", "is_injective", "is_static",
-    "iterations", "likely_extent", "uses_reduction",
+    "constant_size", "extent_of", "factor_of", "has_gaps", "in_one_loop", "inline_injective", "inlined",
+    "is_injective", "is_static", "iterations", "least_extent", "likely_extent", "uses_reduction",
 ]  # fmt: skip
 
 
@@ -94,14 +95,34 @@ def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
 
 
 def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
-    """The product of sizes; all symbolic ones together count as `default`. For decisions only."""
-    known = [e for e in extents if isinstance(e, int)]
+    """The product of sizes, bounded ones at their largest; all others together count as `default`. For decisions only.
+    """
+    known = [n for n in map(_largest, extents) if n is not None]
     return math.prod(known) * (1 if len(known) == len(extents) else default)
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
     """Are all sizes constant?"""
     return all(isinstance(d, int) for d in shape)
+
+
+def _largest(extent: Dim) -> int | None:
+    if isinstance(extent, int):
+        return extent
+    bounded = any(isinstance(v, SizeVar) and v.most is not None for v in post_order(extent))
+    arithmetic = IndexMath()
+    return arithmetic.bounds(arithmetic.dim(extent))[1] if bounded else None
+
+
+def least_extent(extent: Dim) -> int:
+    """The least value that a size is known to have."""
+    arithmetic = IndexMath()
+    return arithmetic.bounds(arithmetic.dim(extent))[0] or 0
+
+
+def factor_of(extent: Dim) -> int:
+    """The largest number that is known to divide a size."""
+    return extent if isinstance(extent, int) else math.gcd(*IndexMath().dim(extent).terms.values())
 
 
 def likely_extent(extent: Dim, size: int) -> int:

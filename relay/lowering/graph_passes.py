@@ -7,6 +7,7 @@ from relayc.relay.lowering.batch_slices import SliceBatches
 from relayc.relay.lowering.buffer_aliasing import AliasViews
 from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.kv_cache import PlaceKVCaches
+from relayc.relay.lowering.share_extents import ShareExtents
 from relayc.relay.lowering.share_kernels import ShareKernels, ShareSlices
 from relayc.te.ir import IRModule, Pass, Sequential
 
@@ -23,7 +24,8 @@ def graph_passes(target: Target) -> tuple[Pass, ...]:
         ShareKernels(),  # before batches are sliced, so that the kernels of slices are shared as well
         *((SliceBatches(target),) if "cpu" in target.keys else ()),  # before views are chosen: a slice is one, too
         *((AliasViews(),) if target.device_kind == "cpu" else ()),
-        ShareSlices(),  # last: only slices that have not become views are kernels
+        ShareSlices(),  # only slices that have not become views are kernels
+        *((ShareExtents(),) if "avx512f" in target.features else ()),  # whose masks of partial vectors cost little
     )
 
 

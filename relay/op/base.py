@@ -134,6 +134,8 @@ class OpDef(Abstract):
     tiles_pixels: ClassVar[bool] = False
     takes_containers: ClassVar[bool] = False
     num_unbroadcast_axes: ClassVar[int | None] = None
+    open_attributes: ClassVar[tuple[str, ...]] = ()
+    largest_ratio: ClassVar[float] = math.inf
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
@@ -175,6 +177,15 @@ class OpDef(Abstract):
         (`relay.lowering.share_kernels`).
         """
         return self.pattern > OpPattern.BROADCAST or float(value) in (0.0, 1.0, -1.0) or not math.isfinite(value)
+
+    def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
+        """The operator, and for each operand the axes whose extents, numbers of channels say, may be data to its code.
+
+        Functions of dynamic sizes that differ only in these, and in `open_attributes`, may share a kernel, if extents
+        differ by `largest_ratio` at most (`relay.lowering.share_extents`). By default all axes of elementwise
+        operators. An operator that names extents in other attributes is returned in a form that does not.
+        """
+        return self, [range(ty.ndim) if self.follows_elements() else () for ty in types]
 
     def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.

@@ -9,6 +9,7 @@ import numpy as np
 
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import is_at_least
 from relayc.relay.type import TensorType, shape_text
 from relayc.te.tir import Dim, PrimExpr
 
@@ -18,6 +19,7 @@ __all__ = [
     "at_least",
     "check_axes",
     "check_axis",
+    "fill_panels",
     "ints",
     "numpy_dtype",
     "require",
@@ -89,6 +91,12 @@ def check_axes(number: int, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
 def at_least(size: Dim, least: int) -> bool:
     """Is `size` at least `least`, as far as it is known?"""
     return isinstance(size, PrimExpr) or size >= least
+
+
+def fill_panels(outputs: Dim, panels: Dim, width: Dim) -> bool:
+    """Do so many outputs end within the last one of `panels` of `width` outputs?"""
+    assert isinstance(panels, int) and isinstance(width, int)
+    return is_at_least(panels * width, outputs) and is_at_least(outputs, panels * width - width + 1)
 
 
 def with_dim(shape: Sequence[Dim], axis: int, dim: Dim) -> tuple[Dim, ...]:

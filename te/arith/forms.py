@@ -63,7 +63,9 @@ class Forms:
         """The atom of a variable."""
         found = self._atoms.get(var)
         if found is None:
-            bounds = (0, inf) if isinstance(var, SizeVar) else UNBOUNDED
+            bounds: tuple[Bound, Bound] = UNBOUNDED
+            if isinstance(var, SizeVar):
+                bounds = (0, inf if var.most is None else var.most)
             found = self._atom(var, "var", (), var, bounds, frozenset((var,)))
             found.uid = self._uids.setdefault(var, found.uid)
         return found

@@ -89,7 +89,9 @@ class Var(_Remembering):
 
 @node
 class SizeVar(Var):
-    """A variable known to be at least 0: a symbolic size."""
+    """A variable known to be at least 0, and at most `most` if that is given: a symbolic size."""
+
+    most: int | None = None
 
 
 @node

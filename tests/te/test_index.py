@@ -146,3 +146,12 @@ def test_a_sum_of_many_extrema_is_not_tried_in_all_combinations() -> None:
     math.questions = 0
     assert math.nonneg(total) and not math.nonneg(total - math.var(SizeVar("c")))
     assert math.questions < 1000
+
+
+def test_a_bounded_size_lies_between_0_and_its_largest_value() -> None:
+    math = IndexMath()
+    size = math.dim(SizeVar("n", most=15)) + 17
+    assert math.bounds(size) == (17, 32)
+    assert math.ceildiv(size, number(32)).const == 1
+    assert math.ceildiv(size, number(8)).const is None
+    assert math.ceildiv(size + 1, number(32)).const is None

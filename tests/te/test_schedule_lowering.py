@@ -7,7 +7,8 @@ import pytest
 
 from relayc import te
 from relayc.te.errors import LoweringError, ScheduleError
-from relayc.te.ir import DumpInstrument, PassContext
+from relayc.te.ir import DumpInstrument, PassContext, collect
+from relayc.te.tir import Allocate, SizeVar
 from relayc.te.tir.interpreter import Interpreter, interpret
 
 RNG = np.random.default_rng(7)
@@ -575,3 +576,18 @@ def test_a_formula_read_at_two_indices_is_expanded_at_both():
     x, y = RNG.random(9, dtype=np.float32), np.full(8, np.nan, np.float32)
     run(te.lower(s, [a, d], simple_mode=True), x, y)
     np.testing.assert_allclose(y, (2 * x[:-1] + 2 * x[1:]) * 2 * x[:-1], rtol=1e-5)
+
+
+def test_a_region_inside_a_loop_takes_the_memory_of_its_largest_extent() -> None:
+    n = SizeVar("n", most=32)
+    x = te.placeholder((10, n), name="x")
+    doubled = te.compute(x.shape, lambda i, j: x[i, j] * 2.0, name="doubled")
+    y = te.compute(x.shape, lambda i, j: doubled[i, j] + 1.0, name="y")
+    s = te.create_schedule(y.op)
+    s[doubled].compute_at(s[y], s[y].op.axis[0])
+    module = te.lower(s, [x, y], simple_mode=True)
+    (allocated,) = [node.buffer for node in collect(module["main"].body, Allocate)]
+    assert tuple(allocated.shape) == (1, 32)
+    data, result = RNG.random((10, 13), dtype=np.float32), np.full((10, 13), np.nan, np.float32)
+    run(module, data, result)
+    np.testing.assert_array_equal(result, data * 2 + 1)

@@ -83,7 +83,7 @@ def conv(
 
     `data_layout` orders N, C and the spatial axes ("NCHW", "NHWC", "NCW", "NCDHW", ...), `kernel_layout` orders O, I
     (the channels of one group) and the same spatial axes. `padding` is (begin..., end...) of the spatial axes in the
-    order of `data_layout`.
+    order of `data_layout`. `groups` of 0 are as many as outputs.
     """
     layout, kernel = Layout(data_layout), Layout(kernel_layout)
     spatial = [a for a in layout.axes if a not in "NC"]
@@ -100,7 +100,7 @@ def conv(
     out_sizes: dict[str, Dim] = {"N": sizes["N"], "C": weights["O"]}
     for a, s, d, b, e in zip(spatial, strides, dilation, begin, end, strict=True):
         out_sizes[a] = output_size(sizes[a], weights[a], s, d, b + e)
-    outputs_per_group = as_dim(weights["O"] // groups)
+    outputs_per_group = as_dim(weights["O"] // groups) if groups else 1
 
     def body(*i: Any) -> PrimExpr:
         at = layout.axis_positions(i)
@@ -112,7 +112,7 @@ def conv(
         value = te.cast(wide, padded(*layout.index_of(source))) * te.cast(wide, weight(*kernel.index_of(tap)))
         return _sum(value, reduced)
 
-    depthwise = groups > 1 and as_int(weights["I"]) == 1
+    depthwise = groups != 1 and as_int(weights["I"]) == 1
     tag = f"{'depthwise_' if depthwise else ''}conv{rank}d_{data_layout.lower()}"
     attrs = _attributes(strides, dilation, groups, data_layout=data_layout, kernel_layout=kernel_layout)
     total = te.compute(layout.shape_of(out_sizes), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
@@ -134,7 +134,7 @@ def _attributes(strides: Sequence[int], dilation: Sequence[int], groups: int, **
 def conv_packed(
     data: Tensor,
     weight: Tensor,
-    channels: int,
+    channels: Dim,
     strides: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],

@@ -89,7 +89,7 @@ class Pairs:
     zero_point: int = 0
 
 
-def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None) -> Tensor:
+def product_of_rows(rows: Tensor, weight: Tensor, units: Dim, wide: str, pairs: Pairs | None = None) -> Tensor:
     """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`).
 
     The padding columns of the last panel are computed, too, as whole vectors, and not copied to the result.
@@ -143,7 +143,7 @@ def with_rows(product: Tensor, lead: Sequence[Dim]) -> Tensor:
 
 
 def dense_packed(
-    data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None, pairs: Pairs | None = None
+    data: Tensor, weight: Tensor, units: Dim, out_dtype: str | None = None, pairs: Pairs | None = None
 ) -> Tensor:
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`; see `product_of_rows`."""
     out_dtype = out_dtype or data.dtype

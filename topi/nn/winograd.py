@@ -158,7 +158,7 @@ class Depth:
 
 def conv_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
-    likely_sides: Sequence[int] = (), depth: Depth | None = None, channels: int | None = None,
+    likely_sides: Sequence[int] = (), depth: Depth | None = None, channels: Dim | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 

@@ -23,6 +23,7 @@ from relayc.relay.op.base import (
 from relayc.relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
 from relayc.relay.op.gradients import leading
 from relayc.relay.op.nn.windows import window_view
+from relayc.relay.sizes import is_at_least
 from relayc.relay.type import TensorType, Type, dims_match
 from relayc.te.errors import CompileError
 from relayc.te.tir import Dim, as_dim
@@ -35,6 +36,8 @@ __all__ = [
 ]  # fmt: skip
 
 Ints = tuple[int, ...]
+_VECTOR = 16
+"""Channels of the widest vectors."""
 
 
 @attributes_of_operator
@@ -92,17 +95,27 @@ class _Forward(_Convolution):
 
     (C1) layouts name the right axes; (C2) strides and dilation have one positive number for each spatial axis, padding
     two; (C3) both inputs have one element type; (C4) both have the layouts' ranks; (C5) C = I * groups and O is a
-    multiple of groups; (C6) the dilated kernel fits into the padded input.
+    multiple of groups; (C6) the dilated kernel fits into the padded input. `groups` of 0 are as many as outputs.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
 
+    def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
+        """Depthwise convolutions of channels last in several whole vectors, each of which is computed alike."""
+        data, weight = types
+        sizes = Layout(self.kernel_layout).axis_sizes(weight.shape)
+        several = self.groups % _VECTOR == 0 and self.groups > _VECTOR
+        if not several or self.groups != sizes["O"] or sizes["I"] != 1 or not self.data_layout.endswith("C"):
+            return self, ((), ())
+        return self.replace(groups=0), ((data.ndim - 1,), (Layout(self.kernel_layout).index("O"),))
+
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         sizes, weights, spatial = self._sizes(data, weight)
         channels, outputs = sizes["C"], weights["O"]
-        matches = self.groups >= 1 and dims_match(channels, as_dim(weights["I"] * self.groups))
-        matches = matches and (not isinstance(outputs, int) or outputs % self.groups == 0)
-        groups = f"{weights['I']} in each of {self.groups} groups of {outputs} outputs"
+        groups = self.groups or outputs
+        matches = is_at_least(groups, 1) and dims_match(channels, as_dim(weights["I"] * groups))
+        matches = matches and (not isinstance(outputs, int) or not isinstance(groups, int) or outputs % groups == 0)
+        groups = f"{weights['I']} in each of {groups} groups of {outputs} outputs"
         require(matches, f"(C5) {channels} input channels, weights for {groups}")
         result: dict[str, Dim] = {"N": sizes["N"], "C": outputs}
         for k, a in enumerate(spatial):
@@ -123,7 +136,7 @@ class _Forward(_Convolution):
         plain = ("N", "C", *spatial)
         x = data.transpose([layout.index(a) for a in plain])
         w = weight.transpose([kernel.index(a) for a in ("O", "I", *spatial)])
-        y = convolve(x, w, self.strides, self.padding, self.dilation, self.groups)
+        y = convolve(x, w, self.strides, self.padding, self.dilation, self.groups or len(w))
         order = [plain.index(a) for a in layout.axes]
         return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
 

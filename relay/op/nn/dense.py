@@ -11,7 +11,15 @@ from relayc import te, topi
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relayc.relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
+from relayc.relay.op.common import (
+    Array,
+    fill_panels,
+    numpy_dtype,
+    require,
+    require_pairs,
+    require_same_dtype,
+    require_weights_of,
+)
 from relayc.relay.op.gradients import reshaped, sum_to, swapped
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
 from relayc.relay.sizes import product
@@ -86,8 +94,9 @@ class DensePacked(OpDef):
     """
 
     mixed_precision = MixedPrecision.ALWAYS
+    open_attributes = ("units",)
 
-    units: int
+    units: Dim
     out_dtype: str | None = None
     pairs: bool = False
     zero_point: int = 0
@@ -99,9 +108,7 @@ class DensePacked(OpDef):
         require(ranks, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and {weight}")
         require(dims_match(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
         blocks, _, nr = weight.shape
-        assert isinstance(blocks, int) and isinstance(nr, int)
-        holds = (blocks - 1) * nr < self.units <= blocks * nr
-        require(holds, f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
+        require(fill_panels(self.units, blocks, nr), f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
         return TensorType((*data.shape[:-1], self.units), self._result_dtype(str(data.dtype)))
 
     def _result_dtype(self, data: str) -> str:

@@ -14,6 +14,7 @@ from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of
 from relayc.relay.op.common import (
     Array,
     at_least,
+    fill_panels,
     ints,
     numpy_dtype,
     padding_pairs,
@@ -23,7 +24,7 @@ from relayc.relay.op.common import (
 )
 from relayc.relay.op.nn.conv import convolve
 from relayc.relay.type import TensorType, Type, dims_match
-from relayc.te.tir import as_dim
+from relayc.te.tir import Dim, as_dim
 from relayc.topi.nn.conv import output_sizes
 
 __all__ = ["Conv1DNWCPacked", "Conv2DNHWCPacked", "Conv3DNDHWCPacked", "conv2d_nhwc_packed"]
@@ -45,12 +46,13 @@ class _Packed(OpDef):
     """
 
     mixed_precision = MixedPrecision.ALWAYS
+    open_attributes = ("channels",)
 
     strides: Ints
     padding: Ints
     dilation: Ints
     groups: int = 1
-    channels: int
+    channels: Dim
     out_dtype: str | None = None
     pairs: bool = False
     """weights, and data less `zero_point`, are integers within 16 bits, and there is one group: data may be
@@ -74,26 +76,29 @@ class _Packed(OpDef):
         blocks, *kernel, group_size, nr = weight.shape
         matches = dims_match(c, as_dim(group_size * self.groups))
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
-        assert isinstance(blocks, int) and isinstance(nr, int)
-        apart = self.groups if not self.across_groups else 1
-        outputs = self.channels // apart
-        needed = apart * -(-outputs // nr)
-        whole = apart == 1 or outputs <= nr or outputs % nr == 0
-        require(
-            0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0 and whole,
-            f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
-        )
+        holds = f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups"
+        require(self._fills(blocks, nr), holds)
         results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
         taps = " x ".join(map(str, kernel))
         reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
         return TensorType((n, *results, self.channels), self._result_dtype(str(data.dtype)))
 
+    def _fills(self, blocks: Dim, nr: Dim) -> bool:
+        if self.groups == 1:
+            return fill_panels(self.channels, blocks, nr)
+        assert isinstance(blocks, int) and isinstance(nr, int) and isinstance(self.channels, int)
+        apart = self.groups if not self.across_groups else 1
+        outputs = self.channels // apart
+        whole = apart == 1 or outputs <= nr or outputs % nr == 0
+        return self.channels > 0 and blocks == apart * -(-outputs // nr) and self.channels % self.groups == 0 and whole
+
     def _result_dtype(self, data: str) -> str:
         return "int32" if self.pairs else self.out_dtype or data
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         if self.across_groups:
+            assert isinstance(self.channels, int)
             return topi.nn.conv_across_groups(
                 data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups,
                 self._result_dtype(data.dtype),
@@ -116,8 +121,10 @@ class _Packed(OpDef):
     def macs(self, types: Sequence[Type], result: Type) -> int:
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        if result.size is None or weight.size is None:
+            return 0
         blocks, *_, nr = weight.static_shape
-        return 0 if result.size is None or weight.size is None else result.size * (weight.size // (blocks * nr))
+        return result.size * (weight.size // (blocks * nr))
 
 
 @register_op("nn.conv1d_nwc_packed", pattern=OpPattern.OUT_FUSABLE)

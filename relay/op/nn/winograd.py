@@ -11,9 +11,9 @@ import numpy as np
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
-from relayc.relay.op.common import Array, at_least, padding_pairs, require, require_same_dtype
+from relayc.relay.op.common import Array, at_least, fill_panels, padding_pairs, require, require_same_dtype
 from relayc.relay.type import TensorType, Type, dims_match
-from relayc.te.tir import Dim, as_int
+from relayc.te.tir import Dim, as_dim, as_int
 from relayc.topi.nn.conv import output_size
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
@@ -31,7 +31,7 @@ class _Winograd(OpDef):
     padding: tuple[int, ...] = ()
     groups: int = 1
     dilation: int = 1
-    channels: int | None = None
+    channels: Dim | None = None
     rank: ClassVar[int] = 2
 
     def _plane(self, data: TensorType, weight: TensorType) -> tuple[Dim, Dim, Dim]:
@@ -46,9 +46,11 @@ class _Winograd(OpDef):
         ranks = data.ndim == rank + 2 and weight.ndim == rank + 3
         require(ranks, f"(C3) data needs {rank + 2} dimensions, weight {rank + 3}; got {data} and {weight}")
         *_, h, w, c = data.shape
-        blocks, *places, inputs, nr = weight.static_shape
+        blocks, *places, inputs, nr = weight.shape
+        assert isinstance(blocks, int) and isinstance(nr, int)
         size = self.tile + self.kernel_size - 1
-        matches = places[:2] == [size, size] and dims_match(c, inputs * self.groups) and blocks % self.groups == 0
+        channels_match = dims_match(c, as_dim(inputs * self.groups))
+        matches = places[:2] == [size, size] and channels_match and blocks % self.groups == 0
         wanted = f"{c} channels in {self.groups} groups need weights of {size} x {size} places"
         require(matches, f"(C4) {wanted} and as many channels and panels; got {weight}")
         *_, top, left = self.padding[:rank]
@@ -58,7 +60,7 @@ class _Winograd(OpDef):
         fits = at_least(oh, 1) and at_least(ow, 1)
         require(fits, f"(C5) the kernel of {self.kernel_size} taps reaches over more than the padded input")
         outputs = blocks * nr if self.channels is None else self.channels
-        filled = outputs == blocks * nr or (self.groups == 1 and blocks * nr - nr < outputs <= blocks * nr)
+        filled = self.channels is None or (self.groups == 1 and fill_panels(outputs, blocks, nr))
         require(filled, f"(C6) {blocks} panels of {nr} in {self.groups} groups don't hold {outputs} outputs")
         return oh, ow, outputs
 
@@ -91,8 +93,9 @@ class _Winograd(OpDef):
         """The multiply-accumulates of the direct convolution, so that speeds can be compared."""
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        taps = self.kernel_size**2 * math.prod(weight.static_shape[3:-1])
-        return 0 if result.size is None else result.size * taps
+        if result.size is None:
+            return 0
+        return result.size * self.kernel_size**2 * math.prod(weight.static_shape[3:-1])
 
 
 @register_op("nn.conv2d_nhwc_winograd", pattern=OpPattern.OUT_FUSABLE)
@@ -111,6 +114,11 @@ class Conv2DNHWCWinograd(_Winograd):
     padding: tuple[int, ...] = (0, 0, 0, 0)
     likely_sides: tuple[int, ...] = ()
     tiles_pixels = True
+    open_attributes = ("channels",)
+    largest_ratio = 2
+
+    def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
+        return self, ((3,), (3,)) if self.groups == 1 else ((), ())
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         plane = self._plane(data, weight)

@@ -352,3 +352,9 @@ def test_ranges_follow_the_facts_that_hold_where_they_are_asked_for():
         analyzer.bind(j, Range(0, 8))  # the same range under this fact
         assert analyzer.can_prove(j <= i)
     assert not analyzer.can_prove(j + 1 >= i)
+
+
+def test_a_bounded_size_lies_between_0_and_its_largest_value() -> None:
+    size = SizeVar("n", most=15)
+    assert str(Analyzer().simplify((size + 48) // 32)) == "1"
+    assert str(Analyzer().simplify((size + 49) // 32)) != "1"

@@ -18,9 +18,9 @@ from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
 from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective, least_extent
 from relayc.topi.registry import operations_behind, register_schedule
-from relayc.topi.utils import ravel_index
+from relayc.topi.utils import num_elements, ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -248,14 +248,14 @@ def _stream_weights(
     """
     panels, size, _, *_, width = [constant_size([d]) for d in weights.shape]
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
-    steps = constant_size(along)
+    steps, position = constant_size(along), num_elements(along) * width
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
     schedule = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
             passed = schedule.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
-            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (steps * width) + passed]
+            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * position + passed]
 
         return in_next
 
@@ -267,13 +267,13 @@ def _stream_weights(
 def _depth_steps(accumulator: te.Tensor) -> int:
     """Unroll factor of the reduction: it is short, and branch predictors learn the end of loops with few iterations."""
     *_, depth = [extent_of(axis) for axis in accumulator.op.reduce_axis]
-    return math.gcd(depth, 4) if isinstance(depth, int) else 1
+    return math.gcd(factor_of(depth), 4)
 
 
 def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
     """Transform the input tile by tile, by vectors of channels; returns the loop over those vectors."""
     i, j, t, channel = s[spectrum].op.axis
-    inputs = constant_size(spectrum.shape[3:])
+    inputs = max(least_extent(spectrum.shape[3]), 1)
     chunk, lane = s[spectrum].split(channel, factor=transform_lanes(lanes, inputs), tail="shift")
     s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # avoids set conflicts of a tile's stores
     s[spectrum].reorder(t, chunk, i, j, lane)

@@ -63,7 +63,7 @@ def _tile_output(
     """
     masked = plan.masked_last
     in_masks = plan.narrow_last or (masked and plan.panels_first)
-    one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or in_masks)
+    one_loop = in_masks or (isinstance(columns, int) and columns % plan.panel == 0)
     blocks: list[te.IterVar] = []
     if plan.tiles_per_step:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")

@@ -22,7 +22,7 @@ from relayc.topi.cpu.tiling import (
     tile_rows,
     vector_lanes,
 )
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, factor_of
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class _Product:
         in_panels = self.groups == 1 or self.has_wide_groups
         self.panel = panel_width(anchor) if in_panels else anchor.attrs["outputs"]
         *row_dims, columns = out.shape
-        self.rows, self.columns = constant_size(row_dims), constant_size([columns])
+        self.rows, self.columns, self.column_dim = constant_size(row_dims), constant_size([columns]), columns
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
         self.steps = constant_size(extents)
         one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "dot8"
@@ -222,12 +222,13 @@ class _Product:
 
     @property
     def has_whole_panels(self) -> bool:
-        return self.columns % self.panel == 0
+        return factor_of(self.column_dim) % self.panel == 0
 
     @property
     def narrow_last(self) -> bool:
         """Whether a partial last panel is one of `has_narrow_last`, of weights that caches hold."""
-        return not self.exceeds_caches and has_narrow_last(self.target, self.rows, self.columns, self.panel)
+        known = isinstance(self.column_dim, int) and not self.exceeds_caches
+        return known and has_narrow_last(self.target, self.rows, self.columns, self.panel)
 
     @property
     def in_one_loop(self) -> bool:

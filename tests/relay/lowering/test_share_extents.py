@@ -1,0 +1,189 @@
+"""Functions of dynamic sizes that differ only in numbers of channels share a kernel, which takes them as data."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relayc import relay, te
+from relayc.backend import Target
+from relayc.backend.runtime import CompiledModel, device, graph_executor, load_model
+from relayc.relay import Function, IRModule, Tuple, const, op, var
+from relayc.relay.lowering.graph import ExecutionGraph, make_graph
+from relayc.relay.lowering.share_extents import ShareExtents
+from relayc.relay.op import nn
+from relayc.relay.op.base import make_call
+from relayc.relay.op.nn.conv import convolve
+from relayc.relay.transform import PassContext
+from tests.c_library.library import Library
+
+AVX512 = Target("llvm -mcpu=skylake-avx512 -num-cores=2")
+WINOGRAD = ((20, 24), (24, 28), (17, 21), (27, 25))
+"""Inputs and outputs of convolutions of panels of 32 outputs."""
+DEPTHWISE = ((32, 32), (48, 48), (96, 96), (192, 192))
+PRODUCTS = ((40, 33), (40, 47), (40, 40))
+LAYERS = {"winograd": WINOGRAD, "depthwise": DEPTHWISE, "pointwise": PRODUCTS, "dense": PRODUCTS}
+
+Arrays = list[np.ndarray]
+
+
+def layers(
+    kind: str, widths: Sequence[tuple[int, int]], batch: te.Dim, height: te.Dim, width: te.Dim
+) -> tuple[Function, list[Arrays]]:
+    """A model of independent layers with ReLU, one for each pair of widths, and their weights and biases."""
+    rng = np.random.default_rng(0)
+    params: list[relay.Var] = []
+    outputs: list[relay.Expr] = []
+    weights: list[Arrays] = []
+    for number, (inputs, count) in enumerate(widths):
+        x = var(f"x{number}", (batch, inputs) if kind == "dense" else (batch, height, width, inputs))
+        taps = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "pointwise": (inputs, 1, 1)}.get(kind, (inputs,))
+        weight, bias = rng.standard_normal((count, *taps), np.float32) / 8, rng.standard_normal(count, np.float32)
+        if kind == "dense":
+            y = nn.dense(x, const(weight))
+        else:
+            padding, groups = taps[-1] // 2, inputs if kind == "depthwise" else 1
+            y = nn.conv2d(x, const(weight), padding=padding, groups=groups, data_layout="NHWC")
+        params.append(x)
+        outputs.append(nn.relu(op.add(y, const(bias))))
+        weights.append([weight, bias])
+    return Function(tuple(params), Tuple(outputs)), weights
+
+
+def of_any_size(kind: str, widths: Sequence[tuple[int, int]]) -> tuple[Function, list[Arrays]]:
+    return layers(kind, widths, *map(te.size_var, "nhw"))
+
+
+def expected(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    if kind == "dense":
+        return np.maximum(x.astype(np.float64) @ weight.T.astype(np.float64) + bias, 0)
+    around, groups = weight.shape[-1] // 2, x.shape[-1] if kind == "depthwise" else 1
+    y = convolve(np.moveaxis(x, -1, 1), weight, (1, 1), (around,) * 4, (1, 1), groups)
+    return np.maximum(np.moveaxis(y, 1, -1) + bias, 0)
+
+
+def graph_of(function: Function, target: Target = AVX512) -> ExecutionGraph:
+    return make_graph(relay.optimize(IRModule({"main": function}), target)["main"])
+
+
+def kernels_of(function: Function) -> set[str]:
+    """The kernels for AVX-512 after the pass."""
+    graph = graph_of(function)
+    ShareExtents()(IRModule({"main": graph}))
+    return {node.workload.key for node in graph.nodes}
+
+
+def run(model: CompiledModel, inputs: Arrays, threads: int = 1) -> Arrays:
+    executor = graph_executor.GraphModule(model["default"](device("cpu", 0)), num_threads=threads)
+    return [np.array(y) for y in executor.infer({f"x{i}": x for i, x in enumerate(inputs)})]
+
+
+def inputs_of(kind: str, batch: int, height: int, width: int) -> Arrays:
+    rng = np.random.default_rng(batch + height)
+    return [rng.standard_normal((batch, k) if kind == "dense" else (batch, height, width, k), np.float32)
+            for k, _ in LAYERS[kind]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """A function that gives the model of a kind of layers for this machine, which is compiled once."""
+    made: dict[str, tuple[CompiledModel, list[Arrays]]] = {}
+
+    def find(kind: str) -> tuple[CompiledModel, list[Arrays]]:
+        if kind not in made:
+            function, weights = of_any_size(kind, LAYERS[kind])
+            made[kind] = relay.build(function), weights
+        return made[kind]
+
+    return find
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_of_several_widths_share_a_kernel(kind: str):
+    function, _ = of_any_size(kind, LAYERS[kind])
+    (key,) = kernels_of(function)
+    assert "extents=" in key
+    assert len({node.workload.key for node in graph_of(function).nodes}) == len(LAYERS[kind])
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_results_are_exact_for_images_of_any_size(compiled, kind: str):
+    model, weights = compiled(kind)
+    if "avx512f" in Target("llvm").features:
+        assert model.build_report.kernels == 1
+    for size in ((1, 1, 1), (2, 7, 5), (1, 33, 18), (40, 3, 3)):
+        inputs = inputs_of(kind, *size)
+        for found, x, (weight, bias) in zip(run(model, inputs), inputs, weights, strict=True):
+            exact = expected(kind, x, weight, bias)
+            np.testing.assert_allclose(found, exact, atol=2e-5 * np.sqrt((exact**2).mean()) + 1e-6)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_results_are_those_of_separate_kernels(compiled, kind: str):
+    model, _ = compiled(kind)
+    with PassContext(disabled_pass=["ShareExtents"]):
+        apart = relay.build(of_any_size(kind, LAYERS[kind])[0])
+    assert apart.build_report.kernels == len(LAYERS[kind])
+    inputs = inputs_of(kind, 2, 21, 30)
+    for threads in (1, 2):
+        for found, other in zip(run(model, inputs, threads), run(apart, inputs), strict=True):
+            np.testing.assert_array_equal(found, other)
+
+
+def test_a_saved_model_keeps_the_extents(compiled, tmp_path: Path):
+    model, _ = compiled("winograd")
+    model.save(tmp_path / "model.relayc")
+    inputs = inputs_of("winograd", 1, 9, 11)
+    for found, other in zip(run(load_model(tmp_path / "model.relayc"), inputs), run(model, inputs), strict=True):
+        np.testing.assert_array_equal(found, other)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs a C compiler on Linux")
+def test_a_c_library_passes_the_extents(compiled, tmp_path: Path):
+    model, _ = compiled("depthwise")
+    model.export_c(tmp_path / "made", "net")
+    inputs = inputs_of("depthwise", 2, 8, 13)
+    for found, other in zip(Library(tmp_path / "made", "net").create().run(inputs), run(model, inputs), strict=True):
+        np.testing.assert_array_equal(found, other)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_static_models_are_unchanged(kind: str):
+    graph = graph_of(layers(kind, LAYERS[kind], 2, 20, 20)[0])
+    before = [(node.workload, node.names) for node in graph.nodes]
+    module = IRModule({"main": graph})
+    assert ShareExtents()(module) is module
+    assert [(node.workload, node.names) for node in graph.nodes] == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "widths"),
+    [("winograd", ((20, 24), (48, 24))),  # memory for tiles of the larger one would be mostly unused
+     ("winograd", ((32, 40), (36, 40))),  # one has whole vectors of channels
+     ("depthwise", ((16, 16), (48, 48))),  # one has a single vector
+     ("depthwise", ((40, 40), (48, 48))),
+     ("dense", ((40, 48), (40, 40))),
+     ("pointwise", ((40, 40), (56, 40)))],  # rows are read at constant distances
+)  # fmt: skip
+def test_layers_whose_code_would_differ_stay_apart(kind: str, widths: tuple[tuple[int, int], ...]):
+    assert len(kernels_of(of_any_size(kind, widths)[0])) == len(widths)
+
+
+def test_extents_keep_their_common_factors_and_bounds():
+    (key,) = kernels_of(of_any_size("depthwise", ((48, 48), (96, 96)))[0])
+    assert "#3 * 48 + 48" in key and '("#3", 1)' in key
+
+
+def test_extents_that_reach_an_operator_specialised_on_them_are_not_shared():
+    x = var("x", (1, te.size_var("h"), te.size_var("w"), 40))
+    images: list[relay.Expr] = []
+    for channels in (33, 40):
+        weight, slope = np.ones((channels, 40, 1, 1), np.float32), np.ones(channels, np.float32)
+        images.append(make_call("nn.prelu", (nn.conv2d(x, const(weight), data_layout="NHWC"), const(slope)), axis=3))
+    keys = kernels_of(Function((x,), Tuple(images)))
+    assert len(keys) == 2 and all("conv2d" in key and "prelu" in key and "extents" not in key for key in keys)
