@@ -17,6 +17,7 @@ import numpy as np
 
 from relayc.te.errors import CompileError
 from relayc.te.ir.module import IRModule
+from relayc.te.ir.structural import structural_equal
 from relayc.te.ir.visitor import Visitor
 from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import (
@@ -101,6 +102,8 @@ class Interpreter(Visitor[Any]):
         self.check_uninitialized = check_uninitialized
         self.env: dict[Var, Any] = {}
         self._thread_index: dict[str, int] = {}
+        self._selected: Any = None
+        """which lanes of the expression being evaluated are selected; None for all"""
         self.draws: Counter[int] = Counter()
 
     # ---- calling
@@ -113,7 +116,8 @@ class Interpreter(Visitor[Any]):
         """Run a function; its symbolic sizes are taken from the arrays' shapes and checked against them."""
         if len(args) != len(func.params):
             raise InterpreterError(f"{func.name} takes {len(func.params)} arguments, got {len(args)}")
-        outer, self.env = self.env, {}
+        outer, self.env = (self.env, self._selected), {}
+        self._selected = None
         try:
             shapes: list[tuple[Buffer, tuple[int, ...]]] = []
             for param, arg in zip(func.params, args, strict=True):
@@ -122,7 +126,7 @@ class Interpreter(Visitor[Any]):
             with np.errstate(all="ignore"):
                 self.visit(func.body)
         finally:
-            self.env = outer
+            self.env, self._selected = outer
 
     def _bind_argument(
         self, param: Var, buffer: Buffer | None, arg: Any, shapes: list[tuple[Buffer, tuple[int, ...]]]
@@ -225,8 +229,18 @@ class Interpreter(Visitor[Any]):
 
     def visit_Select(self, node: Select) -> Any:
         condition = self.visit(node.condition)
-        a, b = self.visit(node.true_value), self.visit(node.false_value)
+        a = self._visit_lanes(node.true_value, condition)
+        b = self._visit_lanes(node.false_value, np.logical_not(condition))
         return np.where(condition, a, b) if isinstance(condition, np.ndarray) else (a if condition else b)
+
+    def _visit_lanes(self, node: PrimExpr, lanes: Any) -> Any:
+        """The value of an expression whose other lanes are not used: these may hold anything; None for all lanes."""
+        outer = self._selected
+        self._selected = lanes if lanes is None or outer is None else np.logical_and(outer, lanes)
+        try:
+            return self.visit(node)
+        finally:
+            self._selected = outer
 
     def visit_Cast(self, node: Cast) -> Any:
         value = self.visit(node.value)
@@ -246,8 +260,8 @@ class Interpreter(Visitor[Any]):
         return np.full(node.lanes, self.visit(node.value), numpy_dtype(node.dtype))
 
     def visit_Shuffle(self, node: Shuffle) -> Any:
-        lanes = np.concatenate([np.atleast_1d(self.visit(v)) for v in node.vectors]).astype(numpy_dtype(node.dtype))
-        picked = lanes[list(node.indices)]
+        vectors = [np.atleast_1d(self._visit_lanes(v, None)) for v in node.vectors]
+        picked = np.concatenate(vectors).astype(numpy_dtype(node.dtype))[list(node.indices)]
         return picked if len(node.indices) > 1 else scalar(node.dtype, picked[0])
 
     # ---- memory
@@ -279,38 +293,44 @@ class Interpreter(Visitor[Any]):
         view = memory.view(buffer.dtype)
         if isinstance(position, np.ndarray):
             touched = position if mask is None else position[mask]
-            self._check_touch(buffer, memory, view, touched, reads=True)
+            self._check_inside(buffer, view, touched)
+            self._check_written(buffer, memory, view, touched, self._lanes_used(position.size, mask))
             if mask is None:
                 return view[position]
             lanes = np.zeros(position.size, view.dtype)
             lanes[mask] = view[touched]
             return lanes
-        self._check_touch(buffer, memory, view, position, reads=True)
+        self._check_inside(buffer, view, position)
+        self._check_written(buffer, memory, view, np.array([position]), self._lanes_used(1, None))
         return scalar(buffer.dtype, view[position])
 
     def visit_BufferStore(self, node: BufferStore) -> None:
-        value = self.visit(node.value)
+        node = _without_kept(node)
         mask = None if node.predicate is None else self.visit(node.predicate)
         if mask is not None and not np.any(mask):
             return
+        value = self._visit_lanes(node.value, mask)
         memory, position = self._place(node.buffer, node.indices, mask)
         view = memory.view(node.buffer.dtype)
         if isinstance(position, np.ndarray) and mask is not None:
             position, value = position[mask], value[mask]
-        self._check_touch(node.buffer, memory, view, position, reads=False)
+        self._check_inside(node.buffer, view, position)
+        if memory.written is not None:
+            _bytes_written(memory, view)[position] = True
         view[position] = value
 
-    def _check_touch(self, buffer: Buffer, memory: Memory, view: np.ndarray, position: Any, reads: bool) -> None:
-        if position < 0 or position >= view.size if isinstance(position, int) else (
-            np.any(position < 0) or np.any(position >= view.size)
-        ):
+    def _check_inside(self, buffer: Buffer, view: np.ndarray, position: Any) -> None:
+        if not np.all((position >= 0) & (position < view.size)):
             raise InterpreterError(f"element {position} of {buffer.name} lies outside its {view.size} elements")
-        if memory.written is None:
-            return
-        flags = memory.written.reshape(-1)[: view.size * view.itemsize].reshape(view.size, view.itemsize)
-        if not reads:
-            flags[position] = True
-        elif not np.all(flags[position]):
+
+    def _lanes_used(self, lanes: int, mask: Any) -> Any:
+        """Which of the lanes in `mask` are used, of a load of so many."""
+        used = np.ones(lanes, bool) if self._selected is None else self._selected
+        used = np.broadcast_to(used if lanes > 1 else np.any(used), lanes)
+        return used if mask is None else used[mask]
+
+    def _check_written(self, buffer: Buffer, memory: Memory, view: np.ndarray, position: Any, used: Any) -> None:
+        if memory.written is not None and not np.all(_bytes_written(memory, view)[position[used]]):
             raise InterpreterError(f"element {position} of {buffer.name} is read but was never written")
 
     # ---- calls
@@ -322,21 +342,24 @@ class Interpreter(Visitor[Any]):
         reference = INTRINSICS[node.op].reference
         if reference is None:
             raise InterpreterError(f"the interpreter does not run {node.op}: {node}")
-        args = [typed(a.dtype, self.visit(a)) for a in node.args]
+        alike = all(a.dtype.lanes == node.dtype.lanes for a in node.args)
+        args = [typed(a.dtype, self.visit(a) if alike else self._visit_lanes(a, None)) for a in node.args]
         result = np.asarray(reference(*args)).astype(numpy_dtype(node.dtype))
         return result if node.dtype.lanes > 1 else scalar(node.dtype, result[()])
 
     def _call_if_then_else(self, node: Call) -> Any:
         condition = self.visit(node.args[0])
         if isinstance(condition, np.ndarray):
-            return np.where(condition, self.visit(node.args[1]), self.visit(node.args[2]))
+            a = self._visit_lanes(node.args[1], condition)
+            return np.where(condition, a, self._visit_lanes(node.args[2], ~condition))
         return self.visit(node.args[1 if condition else 2])
 
     def _call_likely(self, node: Call) -> Any:
         return self.visit(node.args[0])
 
     def _call_reinterpret(self, node: Call) -> Any:
-        bits = np.atleast_1d(typed(node.args[0].dtype, self.visit(node.args[0]))).view(numpy_dtype(node.dtype))
+        value = typed(node.args[0].dtype, self._visit_lanes(node.args[0], None))
+        bits = np.atleast_1d(value).view(numpy_dtype(node.dtype))
         return bits if node.dtype.lanes > 1 else scalar(node.dtype, bits[0])
 
     def _call_bits(self, node: Call) -> Any:
@@ -528,6 +551,25 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "async_copy": Interpreter._call_async_copy, "async_commit": Interpreter._call_nothing,
     "async_wait": Interpreter._call_nothing, "assume": Interpreter._call_nothing,
 }  # fmt: skip
+
+
+def _without_kept(node: BufferStore) -> BufferStore:
+    """A store that selects between new values and what is there already as one of the new values under a mask."""
+    value = node.value
+    if not isinstance(value, Select) or node.predicate is not None or value.dtype.lanes == 1:
+        return node
+    kept = value.false_value
+    if not isinstance(kept, BufferLoad) or kept.buffer is not node.buffer or kept.predicate is not None:
+        return node
+    if not all(map(structural_equal, kept.indices, node.indices)):
+        return node
+    return BufferStore(node.buffer, value.true_value, node.indices, value.condition)
+
+
+def _bytes_written(memory: Memory, view: np.ndarray) -> np.ndarray:
+    """Which bytes of each element of a view were written."""
+    assert memory.written is not None
+    return memory.written.reshape(-1)[: view.size * view.itemsize].reshape(view.size, view.itemsize)
 
 
 @lru_cache(maxsize=256)

@@ -184,3 +184,45 @@ def test_bfloat16():
     data = np.array([1.5, 0], ml_dtypes.bfloat16)
     interpret(function([a], body), data)
     assert float(data[1]) == 3.0
+
+
+def test_a_store_that_keeps_some_lanes_reads_nothing() -> None:
+    scratch, out = decl_buffer((4,), "float32", "scratch"), decl_buffer((4,), "float32", "out")
+    lanes = Ramp(const(0), const(1), 4)
+    kept = select(lanes < Broadcast(const(2), 4), Broadcast(const(1.0, "float32"), 4), BufferLoad(scratch, (lanes,)))
+    store = BufferStore(scratch, kept, (lanes,))
+
+    def run(element: int) -> float:
+        body = Allocate(scratch, seq(store, BufferStore(out, BufferLoad(scratch, (const(element),)), (const(0),))))
+        result = np.zeros(4, np.float32)
+        function = PrimFunc((out.data,), body, {out.data: out}, {"global_symbol": "f"})
+        interpret(function, result, check_uninitialized=True)
+        return float(result[0])
+
+    assert run(1) == 1.0
+    with pytest.raises(InterpreterError, match="never written"):
+        run(2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lanes_that_are_not_used_may_be_unwritten(masked: bool) -> None:
+    """Those not selected, and those that a store masks off. Others may not."""
+
+    def run(used: int) -> np.ndarray:
+        scratch, out = decl_buffer((4,), "float32", "scratch"), decl_buffer((4,), "float32", "out")
+        lanes = Ramp(const(0), const(1), 4)
+        first, value = lanes < Broadcast(const(used), 4), BufferLoad(scratch, (lanes,))
+        clear = [BufferStore(out, const(0.0, "float32"), (const(i),)) for i in range(4)]
+        fill = [BufferStore(scratch, const(1.0, "float32"), (const(i),)) for i in range(2)]
+        zeros = Broadcast(const(0.0, "float32"), 4)
+        store = BufferStore(out, value, (lanes,), first) if masked else BufferStore(
+            out, select(first, value, zeros), (lanes,))  # fmt: skip
+        body = Allocate(scratch, seq(*clear, *fill, store))
+        result = np.empty(4, np.float32)
+        function = PrimFunc((out.data,), body, {out.data: out}, {"global_symbol": "f"})
+        interpret(function, result, check_uninitialized=True)
+        return result
+
+    np.testing.assert_array_equal(run(2), [1, 1, 0, 0])
+    with pytest.raises(InterpreterError, match="never written"):
+        run(3)
