@@ -4,7 +4,7 @@ first.
 Lowering is Python, which one thread of a process runs at a time; with the processes it uses all cores. They are
 children that share nothing with this one but the cache, and get their jobs pickled through a pipe. All that they do
 could be left out: what a worker did not put into the cache, because it failed, was killed or can't write there, the
-build compiles itself, with the errors of it. There are none without a cache, on one core (`RELAYC_NUM_THREADS`), for
+build compiles itself, with the errors of it. There are none without a cache, on two cores (`RELAYC_NUM_THREADS`), for
 few kernels, or where instruments watch the passes.
 """
 
@@ -31,12 +31,14 @@ __all__ = ["WORKERS_OPTION", "CompileWorkers", "serve", "useful_workers"]
 
 WORKERS_OPTION = "relay.compile_workers"
 PassContext.declare_option(
-    WORKERS_OPTION, None, "most processes that compile kernels beside the build's own; None: one less than threads, up "
+    WORKERS_OPTION, None, "most processes that compile kernels beside the build's own; None: two less than threads, up "
     "to 8; 0: none", types=(int, type(None)),
 )  # fmt: skip
 
 _KERNELS_OF_A_WORKER = 12
 """Fewest kernels for each process: it takes as long to start as to compile three to ten of them."""
+_THREADS_OF_A_BUILD = 2
+"""Threads that a build keeps busy by itself: one lowers, LLVM takes two thirds of another."""
 _MOST_WORKERS = 8
 """Most processes, of 150 MB each."""
 _PATIENCE = 120.0
@@ -54,8 +56,9 @@ def useful_workers(kernels: int, target: Target) -> int:
     most = context.option(WORKERS_OPTION)
     if target.kind.name != "llvm" or context.instruments or default_cache() is None or not _runs_python():
         return 0
-    most = _MOST_WORKERS if most is None else most
-    return max(min(num_threads() - 1, kernels // _KERNELS_OF_A_WORKER, most), 0)
+    if most is None:
+        most = min(num_threads() - _THREADS_OF_A_BUILD, _MOST_WORKERS)
+    return max(min(most, kernels // _KERNELS_OF_A_WORKER), 0)
 
 
 def _runs_python() -> bool:

@@ -22,9 +22,9 @@ KERNELS = 30
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """An empty cache, two threads at least, and the names of the kernels that this process compiles."""
+    """An empty cache, three threads, and the names of the kernels that this process compiles."""
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compile_workers, "num_threads", lambda: 2)
+    monkeypatch.setattr(compile_workers, "num_threads", lambda: 3)
     names: list[str] = []
     compiled: Callable[..., Any] = compile_kernels._compiled
 
@@ -128,6 +128,11 @@ def test_when_workers_are_of_use(here: list[str], monkeypatch: pytest.MonkeyPatc
     llvm = Target("llvm")
     assert compile_workers.useful_workers(100, llvm) == 1
     assert compile_workers.useful_workers(3, llvm) == 0
+    with monkeypatch.context() as few:
+        few.setattr(compile_workers, "num_threads", lambda: 2)
+        assert compile_workers.useful_workers(100, llvm) == 0
+        with PassContext(config={"relay.compile_workers": 1}):
+            assert compile_workers.useful_workers(100, llvm) == 1
     assert compile_workers.useful_workers(100, Target("cuda -arch=sm_90")) == 0
     with PassContext(config={"relay.compile_workers": 0}):
         assert compile_workers.useful_workers(100, llvm) == 0
