@@ -65,6 +65,7 @@ __all__ = ["BuildReport", "as_module", "bind_params_by_name", "build", "optimize
 
 _OPTIMIZED = frozenset({AttrStmt, For, While})
 
+
 @dataclass
 class BuildReport:
     """What a build did: seconds of each step, in order, and properties of the result."""

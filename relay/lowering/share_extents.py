@@ -25,15 +25,13 @@ from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.graph_pass import GraphPass
 from relayc.relay.lowering.lower import Workload
 from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.common import WIDEST_VECTOR
 from relayc.relay.sizes import add_sizes, assuming, product
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim, SizeVar
 
 __all__ = ["ShareExtents"]
-
-_LANES = 16
-"""Elements of the widest vectors: whole numbers of vectors are not shared with others."""
 
 
 class ShareExtents(GraphPass):
@@ -68,7 +66,7 @@ def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, Mapping[
         found = _outlined(workload.function) if _is_expensive(workload) else None
         if found is not None:
             outline, extents = found
-            in_vectors = tuple([extent % _LANES == 0 for extent in extents])
+            in_vectors = tuple([extent % WIDEST_VECTOR == 0 for extent in extents])
             alike.setdefault((outline, in_vectors), []).append(_Abstracted(workload, extents))
     groups = [group for each in alike.values() for group in _similar(each) if len(group) > 1]
     return {key: value for group in groups for key, value in _generalized(group)}
@@ -192,6 +190,8 @@ def _with_extents(
                 done.setdefault(id(e), e)
                 continue
             args, (op, open_to_it) = [done[id(a)] for a in e.args], _open_form(e)
+            if all(new.ty is old.ty for old, new in zip(e.args, args, strict=True)):
+                op = e.operator
             for old, new, axes in zip(e.args, args, open_to_it, strict=True):
                 pairs = enumerate(zip(old.shape, new.shape, strict=True))
                 if any(isinstance(d, int) and not isinstance(n, int) and axis not in axes for axis, (d, n) in pairs):

@@ -14,6 +14,7 @@ from relayc.relay.type import TensorType, shape_text
 from relayc.te.tir import Dim, PrimExpr
 
 __all__ = [
+    "WIDEST_VECTOR",
     "Array",
     "as_expr",
     "at_least",
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, Any]
+
+WIDEST_VECTOR = 16
+"""Elements of 32 bits in the widest vectors of CPUs."""
 
 
 def require(condition: bool, constraint: str) -> None:

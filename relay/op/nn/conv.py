@@ -20,7 +20,16 @@ from relayc.relay.op.base import (
     make_call,
     register_op,
 )
-from relayc.relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relayc.relay.op.common import (
+    WIDEST_VECTOR,
+    Array,
+    at_least,
+    ints,
+    numpy_dtype,
+    padding_pairs,
+    require,
+    require_same_dtype,
+)
 from relayc.relay.op.gradients import leading
 from relayc.relay.op.nn.windows import window_view
 from relayc.relay.sizes import is_at_least
@@ -36,8 +45,6 @@ __all__ = [
 ]  # fmt: skip
 
 Ints = tuple[int, ...]
-_VECTOR = 16
-"""Channels of the widest vectors."""
 
 
 @attributes_of_operator
@@ -95,7 +102,8 @@ class _Forward(_Convolution):
 
     (C1) layouts name the right axes; (C2) strides and dilation have one positive number for each spatial axis, padding
     two; (C3) both inputs have one element type; (C4) both have the layouts' ranks; (C5) C = I * groups and O is a
-    multiple of groups; (C6) the dilated kernel fits into the padded input. `groups` of 0 are as many as outputs.
+    multiple of groups; (C6) the dilated kernel fits into the padded input. In an `open_form` `groups` of 0 are as many
+    as outputs, whose number is dynamic.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -104,7 +112,7 @@ class _Forward(_Convolution):
         """Depthwise convolutions of channels last in several whole vectors, each of which is computed alike."""
         data, weight = types
         sizes = Layout(self.kernel_layout).axis_sizes(weight.shape)
-        several = self.groups % _VECTOR == 0 and self.groups > _VECTOR
+        several = self.groups % WIDEST_VECTOR == 0 and self.groups > WIDEST_VECTOR
         if not several or self.groups != sizes["O"] or sizes["I"] != 1 or not self.data_layout.endswith("C"):
             return self, ((), ())
         return self.replace(groups=0), ((data.ndim - 1,), (Layout(self.kernel_layout).index("O"),))
@@ -112,7 +120,7 @@ class _Forward(_Convolution):
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         sizes, weights, spatial = self._sizes(data, weight)
         channels, outputs = sizes["C"], weights["O"]
-        groups = self.groups or outputs
+        groups = outputs if self.groups == 0 and not isinstance(outputs, int) else self.groups
         matches = is_at_least(groups, 1) and dims_match(channels, as_dim(weights["I"] * groups))
         matches = matches and (not isinstance(outputs, int) or not isinstance(groups, int) or outputs % groups == 0)
         groups = f"{weights['I']} in each of {groups} groups of {outputs} outputs"
@@ -136,7 +144,7 @@ class _Forward(_Convolution):
         plain = ("N", "C", *spatial)
         x = data.transpose([layout.index(a) for a in plain])
         w = weight.transpose([kernel.index(a) for a in ("O", "I", *spatial)])
-        y = convolve(x, w, self.strides, self.padding, self.dilation, self.groups or len(w))
+        y = convolve(x, w, self.strides, self.padding, self.dilation, self.groups)
         order = [plain.index(a) for a in layout.axes]
         return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
 
@@ -409,6 +417,7 @@ def _forward(operator: type[Conv1D | Conv2D | Conv3D]):  # its type keeps the na
         out_dtype: str | None = None,
     ) -> Call:
         _check_weight(weight, kernel_layout, channels, kernel_size, 1)
+        require(groups != 0, "(C5) a convolution of 0 groups; expected 1 or more")
         rank = operator.rank
         return operator(
             strides=ints(strides, rank), padding=padding_pairs(padding, rank), dilation=ints(dilation, rank),

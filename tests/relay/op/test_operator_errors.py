@@ -11,6 +11,7 @@ from relayc import relay
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.nn.attention import Attention
+from relayc.relay.op.nn.conv import Conv2D
 from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 
@@ -54,6 +55,11 @@ BROKEN: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: relay.nn.conv2d(x(1, 4, 8, 8), x(8, 3, 3, 3)),
         r"nn.conv2d\(.*\(C5\) 4 input channels, weights for 3 in each of 1 groups of 8 outputs",
+    ),
+    (lambda: relay.nn.conv2d(x(1, 4, 8, 8), x(4, 1, 3, 3), groups=0), r"\(C5\) a convolution of 0 groups"),
+    (
+        lambda: Conv2D(strides=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=0)(x(1, 4, 8, 8), x(4, 1, 3, 3)),
+        r"\(C5\) 4 input channels, weights for 1 in each of 0 groups of 4 outputs",
     ),
     (lambda: relay.nn.conv2d(x(1, 4, 2, 2), x(8, 4, 3, 3)), r"\(C6\) the kernel reaches over more than the 2 \+ 0"),
     (lambda: relay.nn.conv2d(x(1, 4, 8, 8), x(8, 4, 3, 3), data_layout="NCHT"), r"\(C1\) layouts NCHT and OIHW"),
