@@ -294,14 +294,14 @@ class Interpreter(Visitor[Any]):
         if isinstance(position, np.ndarray):
             touched = position if mask is None else position[mask]
             self._check_inside(buffer, view, touched)
-            self._check_written(buffer, memory, view, touched, self._lanes_used(position.size, mask))
+            self.check_read(buffer, memory, view, touched, self._lanes_used(position.size, mask))
             if mask is None:
                 return view[position]
             lanes = np.zeros(position.size, view.dtype)
             lanes[mask] = view[touched]
             return lanes
         self._check_inside(buffer, view, position)
-        self._check_written(buffer, memory, view, np.array([position]), self._lanes_used(1, None))
+        self.check_read(buffer, memory, view, np.array([position]), self._lanes_used(1, None))
         return scalar(buffer.dtype, view[position])
 
     def visit_BufferStore(self, node: BufferStore) -> None:
@@ -329,7 +329,10 @@ class Interpreter(Visitor[Any]):
         used = np.broadcast_to(used if lanes > 1 else np.any(used), lanes)
         return used if mask is None else used[mask]
 
-    def _check_written(self, buffer: Buffer, memory: Memory, view: np.ndarray, position: Any, used: Any) -> None:
+    def check_read(
+        self, buffer: Buffer, memory: Memory, view: np.ndarray, position: np.ndarray, used: np.ndarray
+    ) -> None:
+        """Called for every load with the elements it reads and which of them are used: these must be written."""
         if memory.written is not None and not np.all(_bytes_written(memory, view)[position[used]]):
             raise InterpreterError(f"element {position} of {buffer.name} is read but was never written")
 

@@ -389,10 +389,12 @@ class _Reads(Interpreter):
             return 0
         return super().visit_Call(node)
 
-    def _check_touch(self, buffer: Buffer, memory: Memory, view: np.ndarray, position: Any, reads: bool) -> None:
-        super()._check_touch(buffer, memory, view, position, reads)
-        if reads and buffer.name == "x":
-            self.read[-1].update((np.atleast_1d(position) * buffer.dtype.nbytes // 64).tolist())
+    def check_read(
+        self, buffer: Buffer, memory: Memory, view: np.ndarray, position: np.ndarray, used: np.ndarray
+    ) -> None:
+        super().check_read(buffer, memory, view, position, used)
+        if buffer.name == "x":
+            self.read[-1].update((position * buffer.dtype.nbytes // 64).tolist())
 
 
 @pytest.mark.parametrize("shape", [(128, 1024), (128, 1152), (288, 512), (2, 64, 1024)], ids=str)
