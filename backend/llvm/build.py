@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from relayc.backend.llvm import compiler
+    from relayc.backend.llvm.codegen import EmittedModule
 
 __all__ = ["Builder", "build"]
 
@@ -44,7 +45,7 @@ class Builder:
         self._cache = CodeCache(target)
         self._queue: compiler.CompileQueue | None = None
         self._parts: list[Future[ObjectCode] | ObjectCode] = []
-        self._texts: list[str | None] = []
+        self._emitted: list[EmittedModule | None] = []
         self._reused: dict[str, int] = {}  # key -> position in `_parts`
 
     def reuse(self, key: str) -> str | None:
@@ -54,7 +55,7 @@ class Builder:
             return None
         self._reused[key] = len(self._parts)
         self._parts.append(found[0])
-        self._texts.append(None)
+        self._emitted.append(None)
         return found[1]
 
     def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
@@ -66,17 +67,17 @@ class Builder:
         if self._queue is None:
             queue: compiler.CompileQueue = _compiler_module().CompileQueue(self._target, self._cache)
             self._queue = queue
-        text, part = self._queue.submit(functions, key, note)
+        emitted, part = self._queue.submit(functions, key, note)
         at = self._reused.pop(key, len(self._parts))
         self._parts[at : at + 1] = [part]
-        self._texts[at : at + 1] = [text]
+        self._emitted[at : at + 1] = [emitted]
 
     def finish(self) -> LLVMModule:
         """Wait for LLVM and return the module of everything added."""
         with nullcontext() if self._queue is None else self._queue:
             parts = [part if isinstance(part, ObjectCode) else part.result() for part in self._parts]
         target, triple = self._target, self._target.get("mtriple")
-        sources = {form: partial(_source, form, tuple(self._texts), target) for form in ("ll", "asm", "raw-ll")}
+        sources = {form: partial(_source, form, tuple(self._emitted), target) for form in ("ll", "asm", "raw-ll")}
         return LLVMModule(parts, triple, target.features, partial(pool_object, triple), sources)
 
 
@@ -85,17 +86,21 @@ def _compiler_module() -> ModuleType:
     return import_module("relayc.backend.llvm.compiler")
 
 
-def _source(form: str, texts: Sequence[str | None], target: Target) -> str:
-    """Assembly texts before optimisation, after optimisation, or as the processor's assembly language."""
-    known = [t for t in texts if t is not None]
-    if len(known) < len(texts):
+def _source(form: str, emitted: Sequence[EmittedModule | None], target: Target) -> str:
+    """Assembly before optimisation, after optimisation, or as the processor's assembly language."""
+    known = [module for module in emitted if module is not None]
+    if len(known) < len(emitted):
         raise ModuleError(
             "this module's code came from the cache of compiled code, which keeps no text; compile it again "
             "with RELAYC_CACHE_DIR=off in the environment"
         )
     compiler = _compiler_module().Compiler(target)
-    make = {"ll": compiler.optimized_text, "asm": compiler.machine_text, "raw-ll": str}[form]
-    return "\n".join([make(t) for t in known])
+    make = {"ll": compiler.optimized_text, "asm": compiler.machine_text, "raw-ll": _raw_text}[form]
+    return "\n".join([make(module) for module in known])
+
+
+def _raw_text(emitted: EmittedModule) -> str:
+    return f"; passes of LLVM: {emitted.passes.value}\n{emitted.text}"
 
 
 def build(module: IRModule, target: Target) -> LLVMModule:

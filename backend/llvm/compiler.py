@@ -12,8 +12,7 @@ import llvmlite.binding as llvm
 
 from relayc.backend.fold_lanes import fold_lanes
 from relayc.backend.llvm.code_cache import CodeCache
-from relayc.backend.llvm.codegen import EmittedModule, Machine, emit_module
-from relayc.backend.llvm.pass_selection import is_scheduled, is_sequence_of_calls
+from relayc.backend.llvm.codegen import EmittedModule, Machine, PassSelection, emit_module
 from relayc.backend.llvm.peephole import select_instructions
 from relayc.backend.llvm.pipeline import Pipeline, lent_pipeline
 from relayc.backend.llvm.runtime import FunctionEntry, ObjectCode
@@ -74,33 +73,30 @@ class Compiler:
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
         """Native code of an emitted module."""
-        code = self._compile(emitted.text)
+        with self._optimized(emitted) as (pipeline, module):
+            code = pipeline.object_code(module)
         return ObjectCode(code, tuple(_entry(f, emitted) for f in functions), emitted.externals)
 
-    def _compile(self, text: str) -> bytes:
-        with self._optimized(text) as (pipeline, module):
-            return pipeline.object_code(module)
-
-    def optimized_text(self, text: str) -> str:
+    def optimized_text(self, emitted: EmittedModule) -> str:
         """LLVM assembly after LLVM's optimiser."""
-        with self._optimized(text) as (_, module):
+        with self._optimized(emitted) as (_, module):
             return str(module)
 
-    def machine_text(self, text: str) -> str:
+    def machine_text(self, emitted: EmittedModule) -> str:
         """The processor's assembly language."""
-        with self._optimized(text) as (pipeline, module):
+        with self._optimized(emitted) as (pipeline, module):
             return pipeline.assembly(module)
 
     @contextmanager
-    def _optimized(self, text: str) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
+    def _optimized(self, emitted: EmittedModule) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
         """Optimise assembly in a context of its own, to which its types and constants belong."""
-        level = 0 if is_sequence_of_calls(text) else self.target.get("opt-level", 3)
-        # On AArch64 the register allocator spills after these passes, and does not after all of LLVM's.
-        scheduled = level > 0 and "sse2" in self.target.features and is_scheduled(text)
+        level = 0 if emitted.passes is PassSelection.NONE else self.target.get("opt-level", 3)
+        # On AArch64 the register allocator spills after few passes, and does not after all of LLVM's.
+        scheduled = level > 0 and "sse2" in self.target.features and emitted.passes is PassSelection.FEW
         with (
             lent_pipeline(self.target, level, scheduled) as pipeline,
             llvm.create_context() as context,
-            llvm.parse_assembly(text, context) as module,
+            llvm.parse_assembly(emitted.text, context) as module,
         ):
             pipeline.optimize(module)
             yield pipeline, module
@@ -127,7 +123,9 @@ class CompileQueue:
         self._cache = cache
         self._workers = ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="relayc-llvm")
 
-    def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> tuple[str, Future[ObjectCode]]:
+    def submit(
+        self, functions: Iterable[PrimFunc], key: str = "", note: str = ""
+    ) -> tuple[EmittedModule, Future[ObjectCode]]:
         """Emit the functions as one LLVM module, and return it with the future of its compilation.
 
         Raises CompileError for unsupported code.
@@ -135,7 +133,7 @@ class CompileQueue:
         functions = tuple(functions)
         emitted = self._compiler.emit(functions)
         full_key = self._cache.key_of(key) if key else self._cache.key_of_assembly(emitted.text)
-        return emitted.text, self._workers.submit(self._compile, emitted, functions, full_key, note)
+        return emitted, self._workers.submit(self._compile, emitted, functions, full_key, note)
 
     def __enter__(self) -> CompileQueue:
         return self

@@ -12,13 +12,14 @@ dots.py, lookups.py, permutes.py, amx.py   special instructions
 memory.py, loads.py, stores.py, pointers.py   accesses to memory
 statements.py, loops.py, workspace.py, functions.py   control flow, scratch memory, calls
 regions.py, work_partition.py   parallel regions
-accumulators.py, unroll_factor.py, nontemporal.py   decisions about loops and results
+accumulators.py, unroll_factor.py, nontemporal.py, pass_selection.py   decisions about loops and results
 vectors.py, instructions.py   parts of vectors; selection of instructions
 module.py     functions and modules
 """
 
 from relayc.backend.llvm.codegen.machine import Machine
 from relayc.backend.llvm.codegen.module import EmittedModule, emit_module
+from relayc.backend.llvm.codegen.pass_selection import PassSelection
 from relayc.backend.llvm.codegen.table import instruction_table
 
-__all__ = ["EmittedModule", "Machine", "emit_module", "instruction_table"]
+__all__ = ["EmittedModule", "Machine", "PassSelection", "emit_module", "instruction_table"]

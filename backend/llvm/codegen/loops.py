@@ -12,7 +12,7 @@ from relayc.backend.llvm.codegen.unroll_factor import unroll_factor
 from relayc.backend.llvm.codegen.workspace import leave_after
 from relayc.te.tir import Call, Evaluate, For, ForKind, IntImm, Stmt
 
-__all__ = ["called_step", "emit_loop", "emit_serial"]
+__all__ = ["called_step", "emit_loop", "emit_serial", "is_written_out"]
 
 _MAX_UNROLLED = 4096
 """Maximum number of statements after unrolling; a larger loop is not unrolled."""
@@ -21,7 +21,7 @@ _MAX_UNROLLED = 4096
 def emit_serial(e: Emitter, loop: For, extent: Index) -> None:
     """Emit a loop whose iterations run one after the other."""
     low = index_of(e, loop.min)
-    if extent.value is None and (extent.constant <= 1 or _is_written_out(loop, extent.constant)):
+    if extent.value is None and is_written_out(loop, extent.constant):
         for i in range(extent.constant):
             _run_iteration(e, loop, add_index(e, low, Index(None, i, 0)))
         return
@@ -35,8 +35,9 @@ def called_step(loop: For) -> Call | None:
     return call if is_all else None  # type: ignore[return-value]
 
 
-def _is_written_out(loop: For, extent: int) -> bool:
-    return loop.kind is ForKind.UNROLLED and extent * _count_statements(loop.body) <= _MAX_UNROLLED
+def is_written_out(loop: For, extent: int) -> bool:
+    """Is a loop of so many iterations emitted as a sequence of them?"""
+    return extent <= 1 or (loop.kind is ForKind.UNROLLED and extent * _count_statements(loop.body) <= _MAX_UNROLLED)
 
 
 def _run_iteration(e: Emitter, loop: For, position: Index) -> None:

@@ -9,6 +9,7 @@ from relayc.backend.llvm.assembly import FunctionText, ModuleText
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.machine import Machine
 from relayc.backend.llvm.codegen.nontemporal import LINE_BYTES, nontemporal_buffers
+from relayc.backend.llvm.codegen.pass_selection import PassSelection, select_passes
 from relayc.backend.llvm.codegen.stores import end_nontemporal
 from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
@@ -23,11 +24,13 @@ __all__ = ["EmittedModule", "emit_module"]
 class EmittedModule:
     """LLVM assembly and its function tables.
 
-    `externals`: functions that it calls but does not define, in other modules or the process. `assert_messages`: for
-    each packed function, the templates of its AssertStmts; failure k (from 1) has entry k - 1.
+    `passes`: how many of LLVM's passes it needs. `externals`: functions that it calls but does not define, in other
+    modules or the process. `assert_messages`: for each packed function, the templates of its AssertStmts; failure k
+    (from 1) has entry k - 1.
     """
 
     text: str
+    passes: PassSelection
     names: tuple[str, ...]
     assert_messages: dict[str, list[str]] = field(default_factory=dict)
     externals: tuple[str, ...] = ()
@@ -53,7 +56,7 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
     module.functions = [text for name in names for text in texts[name]]
     attributes = ["attributes #0 = { nounwind noinline }", "attributes #1 = { nounwind noinline }"]
     text = "\n".join([module.text(set(names)), *attributes, ""])
-    return EmittedModule(text, tuple(names), messages, module.externals(set(names)))
+    return EmittedModule(text, select_passes(functions), tuple(names), messages, module.externals(set(names)))
 
 
 def _called_steps(functions: Iterable[PrimFunc]) -> set[str]:

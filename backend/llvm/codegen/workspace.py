@@ -7,12 +7,19 @@ from relayc.backend.llvm.codegen.functions import CTX_FREE, CTX_SHORTAGE, CTX_WO
 from relayc.backend.llvm.codegen.index import index_of, index_operand, multiply_index
 from relayc.backend.llvm.codegen.memory import byte_offset
 from relayc.backend.llvm.types import element_bytes, memory_type
-from relayc.te.tir import Allocate, Call, product
+from relayc.te.tir import Allocate, Buffer, Call, product
 
-__all__ = ["emit_allocate", "leave_after", "leave_if_exhausted"]
+__all__ = ["emit_allocate", "fits_on_stack", "leave_after", "leave_if_exhausted"]
 
 _STACK_BYTES = 64 * 1024
 """Maximum bytes of a stack allocation, as long as a function has no more than `STACK_TOTAL` in all."""
+
+
+def fits_on_stack(buffer: Buffer, left: int = _STACK_BYTES) -> bool:
+    """Is scratch memory on the stack, of which so many bytes are left?"""
+    count = product(buffer.shape)
+    nbytes = element_bytes(buffer.dtype) * buffer.dtype.lanes
+    return isinstance(count, int) and count * nbytes <= min(_STACK_BYTES, left)
 
 
 def emit_allocate(e: Emitter, stmt: Allocate) -> None:
@@ -22,7 +29,7 @@ def emit_allocate(e: Emitter, stmt: Allocate) -> None:
     size_of = element_bytes(buffer.dtype) * buffer.dtype.lanes
     align = max(buffer.align, 64)
     e.alignment[buffer.data] = align
-    if isinstance(size, int) and size * size_of <= min(_STACK_BYTES, e.stack_left):
+    if isinstance(size, int) and fits_on_stack(buffer, e.stack_left):
         e.stack_left -= size * size_of
         kind = f"[{max(size, 1)} x {memory_type(buffer.dtype)}]"
         e.values[buffer.data] = e.text.alloca(kind, align)
