@@ -199,9 +199,10 @@ def lp_pool(x: Tensor, windows: Windows, p: int) -> Tensor:
     wide = accumulator_type(x.dtype)
 
     def power(*i: Any) -> PrimExpr:
-        value = te.abs(te.cast(wide, bordered(*taps.source(i))))
-        raised = _integer_power(value, p) if p <= _MAX_FACTORS else te.power(value, te.const(float(p), wide))
-        return te.sum(raised, axis=taps.axes)
+        value = te.cast(wide, bordered(*taps.source(i)))
+        if p > _MAX_FACTORS:
+            return te.sum(te.power(te.abs(value), te.const(float(p), wide)), axis=taps.axes)
+        return te.sum(_integer_power(te.abs(value) if p % 2 else value, p), axis=taps.axes)
 
     total = te.compute(taps.shape, power, name="pool_sum", tag="pool", attrs=taps.attrs)
 

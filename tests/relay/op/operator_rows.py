@@ -407,7 +407,7 @@ POOLING = [
     row("nn.avg_pool", f32(1, 5, 6, 2), **_WINDOW, layout="NHWC"),
     row("nn.avg_pool", f32(1, 2, 5, 5).astype(np.float16), **_WINDOW, tolerance=1e-3),
     row("nn.lp_pool", f32(1, 2, 5, 5), **_WINDOW, p=3, tolerance=2e-6),
-    row("nn.lp_pool", f32(1, 2, 5, 5), **_WINDOW, p=1),
+    *[row("nn.lp_pool", f32(1, 2, 5, 5), **_WINDOW, p=p, tolerance=4e-6) for p in (1, 4, 10)],
     row("nn.adaptive_avg_pool", f32(1, 2, 5, 7), output_size=(3, 4)),
     row("nn.adaptive_avg_pool", f32(1, 5, 4, 2), output_size=(1, 1), layout="NHWC"),
     row("nn.adaptive_max_pool", f32(1, 2, 5, 6), output_size=(2, 3)),
