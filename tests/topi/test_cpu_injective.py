@@ -9,8 +9,10 @@ import pytest
 
 from relayc import backend, te, topi
 from relayc.backend.target import Target
+from relayc.te.arith import Analyzer
 from relayc.te.ir import collect
-from relayc.te.tir import BufferStore
+from relayc.te.tir import BufferStore, For, ForKind, Var, as_int
+from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import schedule_for
 from tests.topi.small_caches import PROCESSORS, lowered, result
 
@@ -119,6 +121,23 @@ def test_padding_of_dynamic_lines(mode, widths):
         module(backend.nd.array(a), result)
         expected = np.pad(a, ((0, 0), widths), mode=mode, **({"constant_values": 7.0} if mode == "constant" else {}))
         np.testing.assert_array_equal(result.numpy(), expected)
+
+
+def test_lines_of_a_dynamic_batch_of_one_are_shared_by_threads() -> None:
+    n, h = te.size_var("n"), te.size_var("h")
+    x, scale = te.placeholder((n, h, 96), "float32", "x"), te.placeholder((n, 1, 96), "float32", "scale")
+    out = topi.multiply(x, scale)
+    module = te.lower(schedule_for([out], TARGET), [x, scale, out])
+    (loop,) = [loop for loop in collect(module["main"].body, For) if loop.kind is ForKind.PARALLEL]
+    sizes = {v: te.const(1 if v.name == "n" else 3136, v.dtype) for v in collect(loop.extent, Var)}
+    parts = as_int(Analyzer().simplify(substitute(loop.extent, sizes)))
+    assert parts is not None and 16 <= parts <= 3136 // 16, "few divisions of the index, and enough for threads"
+    built = backend.build(module, target=TARGET)
+    for size in ((1, 1), (1, 3136), (2, 7), (40, 33), (3, 171)):
+        a, b = (np.random.default_rng(0).standard_normal((k, m, 96), "float32") for k, m in (size, (size[0], 1)))
+        result = backend.nd.empty(a.shape, "float32")
+        built(backend.nd.array(a), backend.nd.array(b), result)
+        np.testing.assert_array_equal(result.numpy(), a * b)
 
 
 def test_resampled_lines_are_buffered():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
-from relayc.topi.groups import constant_size, iterations
+from relayc.topi.groups import constant_size, extent_of, iterations, least_extent, likely_extent
 from relayc.topi.registry import operations_behind
 from relayc.topi.tuning import choose
 
@@ -98,6 +98,9 @@ def parallel(
 
 _SHARES = 16
 """Iterations of a parallel loop for each core, for load balance."""
+_PART_ELEMENTS, _LIKELY = 8192, 64
+"""Elements of a part of a loop inside of dynamic ones, which should outweigh the start of a thread, and the assumed
+extent of dynamic axes."""
 
 
 def fuses_inner(axes: Sequence[te.IterVar], target: Target) -> bool:
@@ -107,19 +110,40 @@ def fuses_inner(axes: Sequence[te.IterVar], target: Target) -> bool:
 
 
 def parallel_outer(
-    s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], operations: float, target: Target
-) -> list[te.IterVar]:
+    s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], operations: float, target: Target,
+    *, divides: bool = False,
+) -> list[te.IterVar]:  # fmt: skip
     """Parallelise the outermost of `axes`, as many as give enough iterations, fused into one loop.
 
     Returns that loop and those inside, which stay separate loops: taking a fused index apart costs a division in every
-    iteration.
+    iteration. Dynamic axes count as long ones. With `divides` the loop inside of those that may have one iteration is
+    divided, and its parts are fused with them.
     """
     count = 1
     while count < len(axes) and fuses_inner(axes[:count], target):
         count += 1
-    outer = s[tensor].fuse(*axes[:count])
-    parallel(s, tensor, outer, operations, vector_lanes(target))
-    return [outer, *axes[count:]]
+    outer, inner = list(axes[:count]), list(axes[count:])
+    length = _part_of(s[tensor].op, outer, inner, target) if divides else None
+    if length is not None:
+        part, inner[0] = s[tensor].split(inner[0], factor=length, tail="predicate")
+        s[tensor].pragma(inner[0], "loop_partition_hint")
+        outer.append(part)
+    loop = s[tensor].fuse(*outer)
+    parallel(s, tensor, loop, operations, vector_lanes(target))
+    return [loop, *inner]
+
+
+def _part_of(op: te.Operation, outer: Sequence[te.IterVar], inner: Sequence[te.IterVar], target: Target) -> int | None:
+    """The iterations of a part of the first of the `inner` loops; None if there are enough of the `outer` ones."""
+    wanted = _SHARES * target.num_cores
+    if not inner or any(axis not in op.axis for axis in (*outer, inner[0])):
+        return None
+    fewest = math.prod([least_extent(extent_of(axis)) for axis in outer])
+    if fewest >= wanted:
+        return None
+    inside = [likely_extent(extent_of(axis), _LIKELY) for axis in op.axis[op.axis.index(inner[0]) + 1 :]]
+    part, extent = _PART_ELEMENTS // math.prod(inside), extent_of(inner[0])
+    return max(min(part, extent * max(fewest, 1) // wanted) if isinstance(extent, int) else part, 1)
 
 
 def reduce_by_vectors(

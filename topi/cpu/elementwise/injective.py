@@ -248,7 +248,8 @@ class OutputLoops(NamedTuple):
     """The loops of a stage, the output or one that stores it, outside of its vectors, outermost first.
 
     The outer ones will be parallel; `unrolled` is unrolled unless it is among them. A `line` is computed for each
-    iteration of the innermost. Where tiles are dynamic, axes are assumed to be as long.
+    iteration of the innermost. Where tiles are dynamic, axes are assumed to be as long. Plain loops, without special
+    iterations at borders, `may_divide` into parts.
     """
 
     stage: te.Tensor
@@ -256,6 +257,7 @@ class OutputLoops(NamedTuple):
     unrolled: te.IterVar | None = None
     line: te.Tensor | None = None
     has_dynamic_tiles: bool = False
+    may_divide: bool = False
 
 
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
@@ -279,7 +281,9 @@ def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> t
 def _schedule_output(s: te.Schedule, facts: OutputFacts) -> bool:
     """Choose the loops of an output; returns whether there are in-register transposes along dynamic axes."""
     loops = first_of("elementwise", [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES])
-    _, *inside = parallel = parallel_outer(s, loops.stage, loops.outside, facts.work, facts.target)
+    _, *inside = parallel = parallel_outer(
+        s, loops.stage, loops.outside, facts.work, facts.target, divides=loops.may_divide
+    )
     if loops.line is not None:
         buffer_line(s, loops.line, loops.stage, parallel[-1], facts.target)
     for loop in inside:
@@ -396,4 +400,4 @@ def _vectorize(
     if not facts.is_flat and facts.is_alone and tensor is facts.out and period is None:
         several_vectors = constant_size([extent]) >= 4 * facts.lanes
         prefetch_lines_read(s, tensor, vectors, each, facts.target, several_vectors=several_vectors)
-    return OutputLoops(tensor, [*outer, vectors], vectors if unrolls else None)
+    return OutputLoops(tensor, [*outer, vectors], vectors if unrolls else None, may_divide=True)
