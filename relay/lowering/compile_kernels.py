@@ -18,7 +18,7 @@ from relayc.relay.lowering.kernel_steps import KernelStep, split_steps
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.relay.lowering.tuning_records import current_records
 from relayc.relay.lowering.workspace import Workspace
-from relayc.relay.sizes import assuming, size_from_json
+from relayc.relay.sizes import size_from_json
 from relayc.te.ir import PassContext
 from relayc.te.ir.decisions import Decision
 from relayc.te.tir import Var as SizeVariable
@@ -156,7 +156,7 @@ class _Settings(NamedTuple):
 def _serve(settings: _Settings, jobs: Iterator[_Job]) -> Iterator[None]:
     """What a worker process does: compile each job into the cache, until the cache turns out not to keep it."""
     target, level, required, disabled, config = settings
-    with PassContext(level, required, disabled, config=config), assuming():
+    with PassContext(level, required, disabled, config=config):
         for job in jobs:
             # A size may be written in another form on the way here, and the code may then differ.
             if str(job.workload.function) == job.workload.key and not _is_cached(job, target):

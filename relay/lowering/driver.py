@@ -214,7 +214,7 @@ def _build(
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
-    with report.step("lower"), assuming():  # the equalities that the model checks are assumed to hold
+    with report.step("lower"):
         kernels = compile_kernels(workloads, builder, progress)
     report.decisions = {name: kernel.decisions for name, kernel in kernels.items() if kernel.decisions}
     with report.step("plan"):

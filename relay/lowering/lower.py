@@ -19,6 +19,7 @@ from relayc.relay.lowering.kernel_passes import kernel_passes
 from relayc.relay.lowering.load_scalars import LoadScalars
 from relayc.relay.lowering.workspace import Workspace, lift_workspaces
 from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import assuming
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential
@@ -187,11 +188,12 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     If the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
     CompileError with the group's operators and their origin in the model.
     """
-    if not PassContext.current().option("relay.explain"):
-        return _lower(workload, target, Config() if config is None else config)
     config = Config() if config is None else config
-    with recording() as decisions:
-        kernel = _lower(workload, target, config)
+    with assuming():  # the equalities of sizes that the model checks are assumed to hold
+        if not PassContext.current().option("relay.explain"):
+            return _lower(workload, target, config)
+        with recording() as decisions:
+            kernel = _lower(workload, target, config)
     return replace(kernel, decisions=(*decisions, *map(_parameter, config.chosen())))
 
 

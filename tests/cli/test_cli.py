@@ -151,6 +151,22 @@ def test_show_one_kernel(folder: Path) -> None:
     assert runner.invoke(app, [*command, "no_such_kernel"]).output.strip() == ""
 
 
+def test_show_kernels_of_sizes_assumed_to_be_equal(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[b, s, 256] x, float[t] w) => (float[b, heads, t2, 64] y) {
+      q, k = Split <axis = 2, num_outputs = 2> (x)
+      batch = Shape <start = 0, end = 1> (x)
+      length = Shape(w)
+      rest = Constant <value_ints = [-1, 64]> ()
+      shape = Concat <axis = 0> (batch, length, rest)
+      heads = Reshape(k, shape)
+      y = Transpose <perm = [0, 2, 1, 3]> (heads)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    shown = runner.invoke(app, ["show", str(tmp_path / "m.onnx"), "loops"])
+    assert shown.exit_code == 0 and "def fused_strided_slice_reshape_transpose" in shown.output, shown.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "texts"),
     [
