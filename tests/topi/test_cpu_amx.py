@@ -37,6 +37,8 @@ class Tiles:
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int]] = []
         self.tiles: list[Array] = []
+        self.prefetched: list[int] = []
+        prefetch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
         self.instructions = {
             "ldtilecfg": ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.configure),
             "tilerelease": ctypes.CFUNCTYPE(None)(self.release),
@@ -45,6 +47,7 @@ class Tiles:
             "tilestored64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.store),
             "tdpbusd": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bytes),
             "tdpbf16ps": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bfloats),
+            "prefetch": prefetch(lambda address, *_: self.prefetched.append(address)),
         }
 
     def configure(self, address: int) -> None:
@@ -87,7 +90,7 @@ class Tiles:
         """Compile a function of LLVM assembly with calls of the emulation instead of the instructions."""
         for instruction, function in self.instructions.items():
             llvm.add_symbol(f"emulated_{instruction}", ctypes.cast(function, ctypes.c_void_p).value)
-            source = source.replace(f"@llvm.x86.{instruction}(", f"@emulated_{instruction}(")
+            source = re.sub(rf"@llvm\.(x86\.{instruction}|{instruction}\.p0)\(", f"@emulated_{instruction}(", source)
         lines = [line.replace(" immarg", "") if "@emulated_" in line else line for line in source.splitlines()]
         image = assemble("\n".join(lines))
 
@@ -111,14 +114,15 @@ def words(random: np.random.Generator, form: str, *shape: int) -> Array:
     return values.view("<i4")
 
 
-def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
+def emulated(call: Any, *data: Array, target: str = SAPPHIRE, tiles: Tiles | None = None) -> Array:
     """The result of the one kernel of an operator."""
+    tiles = Tiles() if tiles is None else tiles
     arguments = tuple([e for e in post_order(call) if isinstance(e, relay.Var)])
     source = relay.build(IRModule({"main": Function(arguments, call)}), target).module.get_source("raw-ll")
     source = source[: source.index("\n}\n") + 3]  # the caller follows, as a separate module
     ((name, parameters),) = re.findall(r"^define void @(fused_\w+)\((.*)\) ", source, re.MULTILINE)
     assert FORMS[OPERATORS[call.op.name]] in source and source.count("call void @llvm.x86.ldtilecfg") == 1
-    result, tiles = np.empty(call.ty.static_shape, str(call.dtype)), Tiles()
+    result = np.empty(call.ty.static_shape, str(call.dtype))
     workspaces = [np.empty(1 << 20, np.uint8) for _ in range(parameters.count("ptr ") - 2 - len(data))]
     with tiles.running(source, name) as kernel:
         kernel(*[a.ctypes.data for a in (*data, result, *workspaces)])
@@ -138,6 +142,21 @@ def test_products(rows: int, steps: int, units: int, target: str, operator: str)
     data, weight = words(random, form, rows, steps), words(random, form, -(-units // panel), steps, panel)
     y = make_call(operator, (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=units)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
+
+
+@pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
+@pytest.mark.parametrize(("rows", "steps"), [(1, 128), (49, 128), (49, 24), (65, 144), (100, 128), (128, 64), (197, 48)])
+def test_every_line_of_the_next_panel_is_prefetched(rows: int, steps: int, operator: str):
+    """Also by a last tile of rows that is shifted inwards, and few lines more than once."""
+    random, form, panels = np.random.default_rng(rows), OPERATORS[operator], 3
+    rows += form == "dot4" and rows == 1
+    data, weight = words(random, form, rows, steps), words(random, form, panels, steps, 32)
+    y = make_call(operator, (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=32 * panels)
+    tiles = Tiles()
+    emulated(y, data, weight, tiles=tiles)
+    lines = [(address - weight.ctypes.data) // 64 for address in tiles.prefetched]
+    assert set(range(2 * steps, 2 * steps * panels)) <= set(lines)
+    assert len(lines) <= 1.4 * 2 * steps * panels
 
 
 @pytest.mark.parametrize("operator", ["nn.conv2d_nhwc_dot4", "nn.conv2d_nhwc_dot2_bfloat16"])

@@ -45,6 +45,8 @@ from relayc.topi.cpu.convolution.windows import (
     schedule_windows,
     vectorize_windows,
 )
+from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.products.panel_prefetch import LEAST_PIECE, PIECES
 from relayc.topi.cpu.products.store_order import StoreOrder
 from relayc.topi.cpu.tiling import amx_panel, has_amx, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
@@ -337,7 +339,8 @@ class _Product:
         """The number of the pair of tiles in its block, at least of the first image."""
         place = self.left.elem_offset
         if self.window is None:
-            return floormod(floordiv(place, constant_size(self.left.shape)), self.tiles)
+            size = constant_size(self.left.shape)
+            return floormod(floordiv(place + (size - 1), size), self.tiles)  # the last one may be shifted inwards
         assert self.left.strides is not None
         line, pixel, _ = self.left.strides
         lines, pixels = max(self.rows // self.window.line, 1), min(self.rows, self.window.line)
@@ -352,10 +355,12 @@ def _serial(variable: Var, extent: int, body: Stmt) -> Stmt:
 
 
 def _fetch_next(right: Buffer, step: PrimExpr, lines: int) -> list[Stmt]:
-    """Prefetch some lines of the next panel, others in each step, to the L2 cache."""
-    last = constant_size(right.shape) // _LANES - 1
-    places = [Min(step * lines + i, const(last)) * _LANES for i in range(lines)]
-    return [_call("prefetch", _address(right, 1, 0, place), 2, 0) for place in places]
+    """Prefetch some lines of the next panel, others in each step, to the L2 cache: from each of its pieces in turn."""
+    size = constant_size(right.shape) // _LANES
+    pieces = next((n for n in PIECES if size % n == 0 and size * LINE_BYTES >= n * LEAST_PIECE), 1)
+    piece, numbers = size // pieces, [step * lines + i for i in range(lines)]
+    places = [floormod(n, pieces) * piece + Min(floordiv(n, pieces), const(piece - 1)) for n in numbers]
+    return [_call("prefetch", _address(right, 1, 0, place * _LANES), 2, 0) for place in places]
 
 
 def _call(name: str, *args: Any) -> Stmt:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.topi.cpu.products.plan import ProductPlan
 
-__all__ = ["PrefetchSchedule", "stream_panels", "stream_results", "stream_widened"]
+__all__ = ["LEAST_PIECE", "PIECES", "PrefetchSchedule", "stream_panels", "stream_results", "stream_widened"]
 
 _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
 """Most steps of the reduction between prefetches, and fewest where what is prefetched is converted."""
@@ -32,8 +32,9 @@ _UNROLLED_STEPS = 8
 """Steps that the code generator unrolls: prefetches of several pieces of a panel are interleaved in them."""
 _FEWEST_UNROLLED = 8
 """Fewest multiply-adds of a step of which the code generator unrolls several."""
-_PIECES = (4, 2)
-_LEAST_PIECE = 4096
+PIECES = (4, 2)
+"""Pieces of a panel that are prefetched in turn."""
+LEAST_PIECE = 4096
 """Bytes of a piece: a page, at whose end hardware prefetchers stop."""
 _MOST_REPEATED = 2
 """Panels whose lines tiles may prefetch: those beyond the next panel are of the following ones. More are clamped."""
@@ -112,10 +113,10 @@ class PrefetchSchedule:
 
 def _interleave(lines: int, every: int, at_once: int, depth: int) -> int:
     """Consecutive prefetches that go to different pieces; 0 where there is one piece."""
-    for pieces in _PIECES:
+    for pieces in PIECES:
         interleave = pieces // at_once
         whole = interleave and pieces % at_once == 0 and depth % (every * interleave) == 0 and lines % pieces == 0
-        if whole and every * interleave <= _UNROLLED_STEPS and lines * LINE_BYTES >= pieces * _LEAST_PIECE:
+        if whole and every * interleave <= _UNROLLED_STEPS and lines * LINE_BYTES >= pieces * LEAST_PIECE:
             return interleave
     return 0
 
