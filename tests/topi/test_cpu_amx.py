@@ -145,7 +145,9 @@ def test_products(rows: int, steps: int, units: int, target: str, operator: str)
 
 
 @pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
-@pytest.mark.parametrize(("rows", "steps"), [(1, 128), (49, 128), (49, 24), (65, 144), (100, 128), (128, 64), (197, 48)])
+@pytest.mark.parametrize(("rows", "steps"), [
+    (1, 128), (49, 128), (49, 24), (65, 144), (100, 128), (128, 64), (197, 48),
+])  # fmt: skip
 def test_every_line_of_the_next_panel_is_prefetched(rows: int, steps: int, operator: str):
     """Also by a last tile of rows that is shifted inwards, and few lines more than once."""
     random, form, panels = np.random.default_rng(rows), OPERATORS[operator], 3
@@ -320,6 +322,18 @@ def test_windows_are_copied_only_where_lines_are_too_short(size: int, stride: in
     y = topi.nn.conv2d_dot4(x, w, 64, (stride, stride), (1, 1, 1, 1), (1, 1), 0, (3, 3))
     text = str(te.lower(topi.schedule_for([y], Target(SAPPHIRE)), [x, w, y]))
     assert "amx_dot_bytes" in text and ("windows" in text) == copied
+
+
+@pytest.mark.parametrize(("rows", "depth", "units", "alternate"), [
+    (3136, 32, 256, True), (49, 32, 256, False), (3136, 512, 2048, False),
+], ids=["large results", "small results", "large weights"])  # fmt: skip
+def test_all_panels_pass_over_a_tile_of_rows_where_weights_are_resident(
+    rows: int, depth: int, units: int, alternate: bool
+):
+    x, w = te.placeholder((rows, depth), "int32"), te.placeholder((units // 32, depth, 32), "int32")
+    y = topi.nn.dense_dot4(x, w, units, form="dot2_bfloat16")
+    text = str(te.lower(topi.schedule_for([y], Target(SAPPHIRE)), [x, w, y]))
+    assert (f"fused % {units // 32} * {depth * 32}" in text) == alternate, "the panel is the innermost loop"
 
 
 def layer_of_rows(lead: tuple[int | str, ...], form: str) -> tuple[IRModule, Array]:

@@ -61,6 +61,7 @@ __all__ = [
     "tile_cycles",
     "tile_rows",
     "vector_lanes",
+    "weights_stay",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -182,6 +183,19 @@ def cache_share(target: Target) -> int:
 def has_high_latency_llc(target: Target) -> bool:
     """Whether the LLC is hardly faster than memory, so that what a core reads again should stay in its L2 cache."""
     return processor_of(target).has_high_latency_llc
+
+
+_RESIDENT, _STREAMING = 1 / 4, 1 / 2
+"""Parts of the L2 cache: the most that resident weights take, and the least that streams by."""
+
+
+def weights_stay(target: Target, weights: int, passing: int) -> bool:
+    """Whether weights of so many bytes stay in the L2 cache, while rows and results, which don't, pass by once.
+
+    With a high-latency LLC this costs less than passing over rows and results anew for each panel.
+    """
+    cache = target.cache_bytes.l2
+    return has_high_latency_llc(target) and weights <= _RESIDENT * cache and passing > _STREAMING * cache
 
 
 def has_few_fill_buffers(target: Target) -> bool:

@@ -48,7 +48,7 @@ from relayc.topi.cpu.convolution.windows import (
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.panel_prefetch import LEAST_PIECE, PIECES
 from relayc.topi.cpu.products.store_order import StoreOrder
-from relayc.topi.cpu.tiling import amx_panel, has_amx, vector_lanes
+from relayc.topi.cpu.tiling import amx_panel, has_amx, vector_lanes, weights_stay
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.nn.dot4 import DOTS
 from relayc.topi.tuning import choose
@@ -184,6 +184,9 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
             depth = amx_panel(target, rows, columns, window.run, form)[1]
             return TilePlan(pixels, depth, tiles * pixels, shares_rows, window)
     tiles = tiles_of_a_block(height, rows * steps, _BLOCK_SHARE_OF_WINDOWS if feeding_windows(anchor) else _BLOCK_SHARE)
+    passing = _WORD_BYTES * rows * steps + out.dtype.nbytes * rows * columns
+    if shares_rows and weights_stay(target, _WORD_BYTES * columns * steps, passing):
+        tiles = 1
     return TilePlan(height, depth, min(tiles * height, rows), shares_rows)
 
 

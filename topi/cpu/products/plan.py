@@ -21,6 +21,7 @@ from relayc.topi.cpu.tiling import (
     spare_registers,
     tile_rows,
     vector_lanes,
+    weights_stay,
 )
 from relayc.topi.groups import constant_size, extent_of, factor_of
 from relayc.topi.tuning import choose
@@ -62,8 +63,6 @@ _MOST_OF_PANELS, _MOST_OF_ROWS = 0.95, 0.6
 """Parts of the L2 cache: the most that two panels take without K-blocking, and that they and rows take together where
 rows are read anew for each panel with a high-latency LLC (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two blocks)."""
 _FEW_CHANNELS, _REGISTERS_OF_PIXELS = 3, 2
-_RESIDENT, _STREAMING = 1 / 4, 1 / 2
-"""Parts of the L2 cache: the most that resident weights take, and the least that streams by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +253,10 @@ class _Product:
 
     @property
     def weights_are_resident(self) -> bool:
-        """Whether the weights stay in the L2 cache, while rows and results, which don't, stream by once.
-
-        With a high-latency LLC this costs less than passing over rows and results anew for each panel.
-        """
-        if self.left_bytes is None or not has_high_latency_llc(self.target):
+        """Whether all panels are multiplied with a row tile before the next: see `weights_stay`."""
+        if self.left_bytes is None:
             return False
-        passing, cache = self.left_bytes + self.element * self.rows * self.columns, self.target.cache_bytes.l2
-        return self.weight_bytes <= _RESIDENT * cache and passing > _STREAMING * cache
+        return weights_stay(self.target, self.weight_bytes, self.left_bytes + self.element * self.rows * self.columns)
 
     def shares_panels_better(self, tiles: int) -> bool:
         """Whether panels partition notably more evenly over the cores than row tiles."""
