@@ -7,7 +7,7 @@ can't decode. Entries are written to a temporary file and renamed atomically, so
 processes may share a cache. Beyond its size limit the cache evicts the least recently used entries. A failure of the
 cache, such as a full disk or a read-only folder, never fails a compilation.
 
-`RELAYC_CACHE_DIR` names another folder; "off", "0" or "none" disables caching.
+`RELAYC_CACHE_DIR` names another folder ("~" is the home folder); "off", "0" or "none" disables caching.
 """
 
 from __future__ import annotations
@@ -221,11 +221,15 @@ def _decode(data: bytes, key: bytes) -> bytes | None:
 
 
 def default_cache() -> DiskCache | None:
-    """The current user's cache; None when caching is disabled."""
+    """The current user's cache; None when caching is disabled, or the user has no home folder."""
     place = os.environ.get(_VARIABLE, "")
     if place.lower() in ("off", "0", "none"):
         return None
-    return _cache_in(Path(place) if place else _users_folder() / "objects")
+    try:
+        return _cache_in(Path(place).expanduser() if place else _users_folder() / "objects")
+    except RuntimeError as error:  # neither HOME nor the table of users has a home folder, as in some containers
+        warn_once(f"no cache is used: {error} Name a folder: {_VARIABLE}=folder")
+        return None
 
 
 def _users_folder() -> Path:

@@ -106,7 +106,7 @@ def _c_compiler() -> Finding:
 def _cache() -> Finding:
     cache = default_cache()
     if cache is None:
-        return Finding("cache", False, "off (RELAYC_CACHE_DIR=off): every compilation starts from nothing")
+        return Finding("cache", False, "RELAYC_CACHE_DIR=off, or no home folder: every compilation starts from nothing")
     fault = fault_of_folder(cache.folder)
     if fault is not None:
         return Finding("cache", False, f"not used: {fault}")

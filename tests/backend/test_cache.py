@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from relayc.backend.cache import UNDECODABLE, DiskCache, default_cache
+from relayc.backend.runtime.log import warn_once
 from relayc.backend.source_version import source_version
 
 
@@ -138,8 +139,25 @@ def test_the_environment_selects_or_disables_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
     cache = default_cache()
     assert cache is not None and cache.folder == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "~/below")
+    cache = default_cache()
+    assert cache is not None and cache.folder == tmp_path / "below"
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
     assert default_cache() is None
+
+
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch, caplog):
+    warn_once.cache_clear()
+
+    def unknown(number):
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "RELAYC_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert default_cache() is None
+    assert "Name a folder: RELAYC_CACHE_DIR=folder" in caplog.text
 
 
 def test_the_sources_have_a_version():
