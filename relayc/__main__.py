@@ -1,5 +1,6 @@
 """`relayc`, `python -m relayc`: the command; where typer or rich is not installed, what of it runs artifacts."""
 
+import io
 import signal
 import sys
 from importlib import import_module
@@ -10,6 +11,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line of this process."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and tensors may not fit its encoding
     try:
         if find_spec("typer") is None or find_spec("rich") is None:
             sys.exit(import_module("relayc.cli.runtime_only").main())

@@ -17,8 +17,9 @@ SCHEMA = 1
 
 
 def result_json(command: str, record: Mapping[str, Any]) -> str:
-    """The result of a command as one line of JSON. Numbers that JSON lacks (NaN, infinity) become null."""
-    return json.dumps({"schema": SCHEMA, "command": command, **_plain(record)}, allow_nan=False, ensure_ascii=False)
+    """The result of a command as one line of JSON, in ASCII, which any terminal takes. Numbers that JSON lacks (NaN,
+    infinity) become null."""
+    return json.dumps({"schema": SCHEMA, "command": command, **_plain(record)}, allow_nan=False)
 
 
 def error_json(command: str, kind: str, message: str) -> str:

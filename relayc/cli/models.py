@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -31,12 +32,17 @@ def open_model(
     compiler = import_module("relayc.frontends.compiling")  # an artifact runs without the compiler
     with steps.step("import, build") as step:
         compiled = compiler.compile_onnx(
-            path, how.target, shape=how.shapes, opt_level=how.opt_level, config=how.config, mod_name=path.stem,
+            path, how.target, shape=how.shapes, opt_level=how.opt_level, config=how.config, mod_name=_name_of(path),
             progress=step.show, caches=how.caches, last_position=how.last_position, before=before,
         )  # fmt: skip
     report = compiled.build_report
     steps.report(indent("compiled before" if report is None else str(report), "  "))
     return compiled
+
+
+def _name_of(path: Path) -> str:
+    """The name of the model in a file, by the file's name, whose bytes need not be UTF-8."""
+    return os.fsencode(path.stem).decode("utf-8", "replace")
 
 
 def ready_executor(
