@@ -417,8 +417,8 @@ def _kinds_text() -> str:
 def _parse_json(text: str) -> Mapping[str, Any]:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TargetError(f"target {text!r} looks like JSON and is not: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise TargetError(f"target {text!r:.200} looks like JSON and is not: {error}") from error
 
 
 def _parse_words(text: str) -> dict[str, Any]:

@@ -417,7 +417,7 @@ def _read_metadata(text: str) -> list[Constant]:
     try:
         rows: list[dict[str, Any]] = json.loads(text)["constants"]
         return [_constant(row) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ParseError(f"the metadata section is damaged: {error}") from None
 
 

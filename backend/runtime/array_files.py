@@ -10,6 +10,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from relayc.backend.runtime.files import open_regular
+
 __all__ = ["read_arrays"]
 
 _MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
@@ -21,7 +23,7 @@ def read_arrays(path: Path) -> npt.NDArray[Any] | dict[str, npt.NDArray[Any]]:
 
     Raises OSError for a file that can't be opened, and ValueError for one that holds something else or is damaged.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if not file.read(6).startswith(_MAGIC):
             raise ValueError("it does not begin like a .npy or .npz file")
         file.seek(0)

@@ -34,7 +34,7 @@ import numpy as np
 
 from relayc.backend.runtime.errors import ArtifactError, MissingModelError
 from relayc.backend.runtime.fields import Record, damaged
-from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.files import open_regular, replacing
 from relayc.backend.runtime.huge_pages import first_huge_page, map_huge_pages
 from relayc.backend.runtime.threads import in_threads
 
@@ -95,7 +95,7 @@ def is_container(source: str | os.PathLike[str] | bytes | bytearray | memoryview
     """
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source[: len(_MAGIC)]) == _MAGIC
-    with open(source, "rb") as file:
+    with open_regular(source) as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
@@ -105,7 +105,7 @@ def map_file(path: str | os.PathLike[str], huge_pages: bool = False) -> memoryvi
     Raises `MissingModelError` where there is no file, and `ArtifactError` for one that is too short to be a container.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size >= _HEADER:
                 copy = _in_huge_pages(file, size) if huge_pages else None

@@ -109,7 +109,10 @@ class ImportedTensor:
         elif _capsule_is_valid(capsule, _LEGACY_NAME):
             address, used, layout = _capsule_pointer(capsule, _LEGACY_NAME), _LEGACY_USED, _ManagedTensor
         else:
-            raise ArgumentError(f"{capsule!r} is not an unused DLPack capsule; a capsule can be taken once only")
+            raise ArgumentError(
+                f"{capsule!r:.80} is not an unused DLPack capsule; a capsule can be taken once only. Other values "
+                "have no memory to be used in place: copy them, nd.array(value)"
+            )
         managed: Any = layout.from_address(address)
         if layout is _ManagedTensorVersioned and managed.major != _VERSION[0]:
             raise ArgumentError(f"DLPack capsule of version {managed.major}.{managed.minor}; expected {_VERSION[0]}.x")

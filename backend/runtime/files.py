@@ -1,7 +1,8 @@
-"""Atomic file writes: readers see the old content or the complete new one."""
+"""Opening files that others named, and atomic writes: readers see the old content or the complete new one."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Generator
@@ -9,11 +10,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replacing"]
+__all__ = ["open_regular", "replacing"]
 
 _DESCRIPTORS = "/proc/self/fd"
 _NAME_KEPT = 40
 """Characters of the target's name kept in the temporary file's name, to stay below file-system limits."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file for reading: reading from a pipe or a device may block, or never end.
+
+    Raises OSError for anything else, and for a file that can't be read.
+    """
+    return open(path, "rb", opener=_opened)
+
+
+def _opened(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe without a writer blocks, too
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder `open` says what it is
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file, but a pipe, a socket or a device", path)
+    return descriptor
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def create(
     """
     try:
         record = json.loads(graph) if isinstance(graph, str) else graph
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(
             f"graph is no JSON text: {error}. Pass what get_graph_json of a compiled model gave"
         ) from error

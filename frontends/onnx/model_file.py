@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from onnx import ModelProto
 
+from relayc.backend.runtime.files import open_regular
 from relayc.backend.runtime.threads import in_threads
 from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes, WeightFile, WeightSource
@@ -69,7 +69,7 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
 
     Raises OSError if the file can't be read or is no regular file, DecodeError if it is not a valid message.
     """
-    with open(path, "rb", opener=_open_regular) as file:
+    with open_regular(path) as file:
         descriptor = file.fileno()
         source = WeightFile(path.name, os.dup(descriptor))
         return _split(_FileBytes(descriptor), os.fstat(descriptor).st_size, source, file.read)
@@ -110,15 +110,6 @@ def _raw_data_at(places: dict[str, tuple[int, int]], source: WeightSource) -> Ra
     for array in data.values():
         array.flags.writeable = False
     return {**stored, **data}
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a regular file: reading from a pipe or a device may block, or never end."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block already here
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is not a regular file, but a folder, a pipe, a socket or a device")
-    return descriptor
 
 
 def _strip(data: _Encoded, size: int) -> _Stripped | None:

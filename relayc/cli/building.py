@@ -12,7 +12,7 @@ import typer
 from relayc.backend.runtime.quantities import bytes_text
 from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.models import open_model
-from relayc.cli.options import Build, Emit, UsageError, WeightsPlace, check_writable, parse_caches
+from relayc.cli.options import Build, Emit, UsageError, WeightsPlace, check_folder, check_writable, parse_caches
 from relayc.cli.parameters import Caches, CheckIndices, Json, LastPosition, Records, Threads, with_build
 from relayc.cli.plain import is_onnx
 
@@ -50,7 +50,9 @@ def compile_(
         raise UsageError(f"{model}: expected an .onnx file{'' if artifact else ', or an artifact'}")
     path = model.with_suffix(".relayc" if artifact else "") if output is None else output
     if artifact:
-        check_writable(path)
+        check_writable(path, read=[model])
+    else:
+        check_folder(path)
     steps = Steps()
     how = replace(
         how, records=records, check_indices=check_indices, caches=parse_caches(caches or []),
@@ -112,7 +114,7 @@ def cache(
     found = import_module("relayc.backend.cache").default_cache()
     if found is None:
         off = {"folder": None, "entries": 0, "bytes": 0, "limit": 0, "cleared": False}
-        print_result(json, "cache", off, lambda: out.print("the cache is off (RELAYC_CACHE_DIR=off)"))
+        print_result(json, "cache", off, lambda: out.print("no cache: RELAYC_CACHE_DIR=off, or no home folder"))
         return
     count, size = found.usage()
     if clear:

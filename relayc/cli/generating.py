@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
+from relayc.backend.runtime.array_files import read_arrays
 from relayc.cli.console import Steps, err, guarded, out, print_result
 from relayc.cli.options import Activations, Precision, UsageError
 from relayc.cli.parameters import InPrecision, Json, OfActivations, OptLevel, Target, Threads, build_options
@@ -114,9 +114,12 @@ def _prompts(texts: list[str], ids: list[str], features: Path | None) -> list[An
     found: list[Any] = [*texts, *[_parse_ids(text, "--ids") for text in ids]]
     if features is not None:
         try:
-            found.append(np.load(features, allow_pickle=False))
+            array = read_arrays(features)
         except (OSError, ValueError) as error:
             raise UsageError(f"--features {features}: {error}; expected a .npy file") from error
+        if isinstance(array, dict):
+            raise UsageError(f"--features {features}: it holds several arrays; expected a .npy file")
+        found.append(array)
     if not found:
         raise UsageError('expected a prompt: --prompt "Once upon a time", or --ids 1,15,27')
     return found

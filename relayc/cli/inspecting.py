@@ -75,7 +75,7 @@ def show(
     as a file that Netron draws. An artifact shows its kernels, its CUDA code and onnx.
     Example: relayc show model.onnx asm --kernel conv2d
     """
-    check_writable(output)
+    check_writable(output, read=[model])
     if why and form is not Form.KERNELS:
         raise UsageError(f"--why says why kernels are as they are: relayc show {model} kernels --why; not {form}")
     if (why or form is Form.PASSES) and not is_onnx(model):

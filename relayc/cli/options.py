@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,13 +16,13 @@ import numpy as np
 from relayc.backend.runtime.arguments import array_of
 from relayc.backend.runtime.array_files import read_arrays
 from relayc.backend.runtime.dtype import to_numpy
-from relayc.backend.runtime.files import replacing
+from relayc.backend.runtime.files import open_regular, replacing
 from relayc.backend.runtime.strings import as_strings
 
 __all__ = [
-    "Activations", "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_names",
-    "check_writable", "fill_inputs", "parse_caches", "parse_shapes", "read_inputs", "require_values", "resolved",
-    "typed", "write_archive",
+    "Activations", "Build", "Emit", "Form", "Precision", "UsageError", "WeightsPlace", "check_fill", "check_folder",
+    "check_names", "check_writable", "fill_inputs", "input_files", "parse_caches", "parse_shapes", "read_inputs",
+    "require_values", "resolved", "typed", "write_archive",
 ]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
@@ -268,18 +268,25 @@ def _load(path: Path) -> np.ndarray | dict[str, Any]:
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            values = json.loads(file.read())
     except FileNotFoundError as error:
         raise UsageError(f"--input {path}: there is no such file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f'{path} holds no object; expected values by input name: {{"x": [[1.0, 2.0]]}}')
     return values
 
 
-def check_writable(*paths: Path | None) -> None:
-    """Raise UsageError early if one of `paths` can't be written."""
+def input_files(texts: Sequence[str]) -> list[Path]:
+    """The files that `read_inputs` reads."""
+    return [_named_file(text)[1] for text in texts]
+
+
+def check_writable(*paths: Path | None, read: Iterable[Path]) -> None:
+    """Raise UsageError early if one of `paths` can't be written, or is a file among those that the command reads."""
+    sources = [source for source in read if source.is_file()]
     for path in paths:
         if path is None:
             continue
@@ -288,8 +295,23 @@ def check_writable(*paths: Path | None) -> None:
             raise UsageError(f"can't write {str(path)!r}, which is a folder; expected a file")
         if not folder.is_dir():
             raise UsageError(f"can't write {path}: there is no folder {folder}; make it, or write elsewhere")
-        if not os.access(path if path.exists() else folder, os.W_OK):
+        written = [path] if path.exists() else []
+        if path.is_file() or not path.exists():  # replaced by another file in the folder
+            written.append(Path(os.path.realpath(path)).parent)
+        if not all(os.access(place, os.W_OK) for place in written):
             raise UsageError(f"can't write {path}: no permission")
+        if path.exists() and any(path.samefile(source) for source in sources):
+            raise UsageError(f"can't write {path}, which is read: name another file for the output")
+
+
+def check_folder(path: Path) -> None:
+    """Raise UsageError early if no folder `path` can be made, or put in the place of that one."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    for there in (path, above):
+        if there.exists() and not there.is_dir():
+            raise UsageError(f"can't write {path}: {there} is a file; expected a folder, or a name that is free")
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"can't write {path}: no permission")
 
 
 def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -42,7 +42,7 @@ def quantize(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     path = model.with_name(f"{model.stem}_int8.onnx") if output is None else output
-    check_writable(path)
+    check_writable(path, read=[model, *calibration])
     with Steps().step("quantize") as step:
         report = import_module("relayc.quantization").quantize(
             model, calibration, path, max_error=max_error, method=method, target=target,

@@ -18,7 +18,7 @@ from relayc.backend.runtime.trace import Trace
 from relayc.cli.console import Steps, err, guarded, out, print_result, print_top, top_values
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.models import ready_executor
-from relayc.cli.options import Build, UsageError, check_writable, write_archive
+from relayc.cli.options import Build, UsageError, check_writable, input_files, write_archive
 from relayc.cli.parameters import CheckIndices, Device, Fill, Input, Json, Model, Seed, Threads, with_build
 from relayc.cli.plain import is_onnx, output_line, output_record
 
@@ -45,7 +45,7 @@ def run(
 
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
-    check_writable(output)
+    check_writable(output, read=[model, *input_files(inputs or [])])
     steps = Steps(quiet=not is_onnx(model))
     how = replace(how, check_indices=check_indices)
     given = Inputs.read(inputs or [], fill, seed, how.shapes)
@@ -105,7 +105,7 @@ def profile(
     The ceilings, multiply-adds from registers and copies from memory, are measured in between. Work whose data is in a
     cache can be above the second. Example: relayc profile resnet50.relayc --threads 1 --html resnet50.html
     """
-    check_writable(svg, html, trace, csv)
+    check_writable(svg, html, trace, csv, read=[model, *input_files(inputs or [])])
     steps = Steps(quiet=not is_onnx(model))
     given = Inputs.read(inputs or [], fill, seed, how.shapes)
     compiled, executor = ready_executor(model, how, steps, device, threads, given)

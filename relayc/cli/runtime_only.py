@@ -17,7 +17,7 @@ from relayc.backend.runtime.graph_executor import GraphModule
 from relayc.cli.environment import Load, bench_record, noise_of
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.json_output import error_json, result_json
-from relayc.cli.options import UsageError, check_writable, parse_shapes, write_archive
+from relayc.cli.options import UsageError, check_writable, input_files, parse_shapes, write_archive
 from relayc.cli.plain import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -86,7 +86,7 @@ def _natural(text: str) -> int:
 
 
 def _run(executor: GraphModule, compiled: CompiledModel, options: argparse.Namespace) -> None:
-    check_writable(options.output)
+    check_writable(options.output, read=[options.model, *input_files(options.input)])
     executor.run()
     results = results_of(executor, compiled)
     if options.json:

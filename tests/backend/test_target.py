@@ -185,6 +185,7 @@ def test_the_architecture_follows_from_the_processor(mcpu, architecture):
         ({"kind": "llvm", "num-cores": 2, "num_cores": 2}, ["'num-cores' twice"]),
         ("llvm -mcpu='", ["can't be split"]),
         ('{"kind": "llvm"', ["looks like JSON"]),
+        ('{"kind": ' + "[" * 100_000, ["looks like JSON"]),
         ('{"mcpu": "haswell"}', ["has no kind"]),
         ({"kind": "llvm", "num-cores": "8"}, ["'num-cores'", "'8'", "int"]),
         ({"kind": "llvm", "num-cores": True}, ["'num-cores'", "True", "int"]),

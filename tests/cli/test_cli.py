@@ -195,6 +195,19 @@ def test_show_kernels_of_sizes_assumed_to_be_equal(tmp_path: Path) -> None:
         (["run", "model.relayc", "-i", "x=a=b.npz"], 2, ["a=b.npz holds several arrays"]),
         (["run", "model.relayc", "-i", "x.npy"], 2, ["expected name=x.npy"]),
         (["verify", "model.onnx", "--against", "reference"], 2, ["--shape batch=8"]),
+        (["compile", "model.onnx", "--emit", "c-library", "-o", "x.npy"], 2, ["x.npy is a file"]),
+        (["compile", "model.onnx", "--emit", "c-library", "-o", "x.npy/below"], 2, ["x.npy is a file"]),
+        (["compile", "model.onnx", "-o", "./model.onnx"], 2, ["can't write model.onnx, which is read"]),
+        (["show", "model.onnx", "onnx", "-o", "model.onnx"], 2, ["can't write model.onnx, which is read"]),
+        (["profile", "model.relayc", "--csv", "model.relayc"], 2, ["can't write model.relayc, which is read"]),
+        (["quantize", "model.onnx", "a=b.npz", "-o", "a=b.npz"], 2, ["can't write a=b.npz, which is read"]),
+        (["run", "model.relayc", "-i", "x=x.npy", "-o", "x.npy"], 2, ["can't write x.npy, which is read"]),
+        (["run", "model.relayc", "-i", "deep.json"], 2, ["deep.json can't be read as JSON"]),
+        (["run", "pipe.relayc"], 1, ["it is not a regular file", "pipe.relayc"]),
+        (["run", "model.relayc", "-i", "pipe.npz"], 2, ["pipe.npz can't be read", "not a regular file"]),
+        (["run", "model.relayc", "-i", "pipe.json"], 2, ["pipe.json can't be read", "not a regular file"]),
+        (["generate", "model.onnx", "--features", "pipe.npy"], 2, ["pipe.npy", "not a regular file"]),
+        (["generate", "model.onnx", "--features", "a=b.npz"], 2, ["a=b.npz", "it holds several arrays"]),
     ],
 )
 def test_failures_are_one_block_and_an_exit_code(
@@ -206,11 +219,17 @@ def test_failures_are_one_block_and_an_exit_code(
     whole = Path("a=b.npz").read_bytes()
     Path("flipped.npz").write_bytes(whole[:150] + bytes([whole[150] ^ 255]) + whole[151:])
     Path("text.npz").write_text("no archive")
+    Path("deep.json").write_text("[" * 100_000)
+    for name in ("pipe.relayc", "pipe.npz", "pipe.npy", "pipe.json"):
+        if not Path(name).exists():
+            os.mkfifo(name)
+    files = {name: Path(name).read_bytes() for name in ("model.onnx", "model.relayc", "x.npy", "a=b.npz")}
     result = runner.invoke(app, arguments)
     assert result.exit_code == code, result.output
     for text in texts:
         assert text in result.output, result.output
     assert "Traceback" not in result.output
+    assert {name: Path(name).read_bytes() for name in files} == files
 
 
 def test_names_with_brackets_and_equals_signs_are_printed_and_read_as_they_are(tmp_path: Path) -> None:
@@ -234,11 +253,30 @@ def test_names_with_brackets_and_equals_signs_are_printed_and_read_as_they_are(t
     assert shown.exit_code == 0 and "'[/relu]'" in shown.output, shown.output
 
 
+@pytest.mark.parametrize("name", ["ü", os.fsdecode(b"\xff")], ids=["not ASCII", "not UTF-8"])
+def test_names_need_not_be_utf_8_nor_fit_the_terminal(folder: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.onnx"
+    path.write_bytes((folder / "model.onnx").read_bytes())
+    shown = command_line("compile", path, "-s", "batch=2", PYTHONIOENCODING="ascii:strict")
+    assert shown.returncode == 0, shown.stderr
+    assert path.with_suffix(".relayc").is_file()
+    assert b"wrote " + str(path.with_suffix(".relayc")).encode("ascii", "backslashreplace") in shown.stdout
+    shown = command_line("inspect", path, "--json", PYTHONIOENCODING="ascii:strict")
+    assert json.loads(shown.stdout)["model"] == str(path)
+
+
 def test_inputs_too_large_for_memory_are_one_block(folder: Path) -> None:
     path = folder / "n.relayc"
     assert runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "x:n,8"]).exit_code == 0
     result = runner.invoke(app, ["run", str(path), "--fill", "ones", "--shape", f"n={1 << 50}"])
     assert result.exit_code == 1 and "MemoryError" in result.output and "Traceback" not in result.output, result.output
+
+
+def command_line(*arguments: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The command in a process of its own."""
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}
+    command = [sys.executable, "-m", "relayc", *map(os.fspath, arguments)]
+    return subprocess.run(command, capture_output=True, env=variables, check=False)
 
 
 def test_output_that_nobody_reads_any_more_ends_quietly(folder: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_lone_function_becomes_main():
         ("def @main() -> bool { meta[0] }", r"meta\[0\] is not in the metadata section"),
         ("def @main() -> bool { bool(1 }", r"expected '\)', found '}'|not closed"),
         ("def @main() -> bool { @f }", r"there is no function @f; defined are: main"),
+        ("#[metadata]\n" + "[" * 100_000, "the metadata section is damaged"),
         ("define", r"line 1, column 1: expected 'def'"),
         ("def @main(%x: int32) -> int32 { %0 = nn.relu(%x, alpha=3); %0 }", r"nn\.relu: .*alpha"),
         ("def @main(%x: int32) -> int32 { nn.reluu(%x) }", r"column 33: unknown operator 'nn\.reluu'; close are"),

@@ -305,8 +305,9 @@ def test_an_output_may_be_named_twice_and_seen_in_two_shapes(small, c_library):
 def test_an_executor_is_made_of_a_models_parts(compiled, small):
     parts = compiled.get_graph_json(), compiled.get_lib(), "cpu", compiled.get_params()
     np.testing.assert_array_equal(create(*parts)(X)[0].numpy(), small.expected(X))
-    with pytest.raises(ArtifactError, match="graph is no JSON text"):
-        create("{", *parts[1:])
+    for text in ("{", "[" * 100_000):
+        with pytest.raises(ArtifactError, match="graph is no JSON text"):
+            create(text, *parts[1:])
 
 
 def test_weights_are_shared_by_clones(compiled):
