@@ -36,6 +36,7 @@ __all__ = ["LoopPartition", "loop_partition"]
 
 _HINT = "pragma_loop_partition_hint"
 _LAST_APART = "pragma_last_apart"
+_VERSIONS = "pragma_loop_versions"
 _EXTREMA = frozenset((Min, Max))
 
 
@@ -194,6 +195,9 @@ class _Partitioner(Mutator):
             last = substitute(fresh_copy(node.body), {node.loop_var: node.min + node.extent - 1})
             body = IfThenElse(before_last, node.body, last)
             node = node.replace(body=body, annotations={k: v for k, v in node.annotations.items() if k != _LAST_APART})
+        if node.annotations.get(_VERSIONS):
+            body = self._versioned(None, node.body, hinted=True)
+            return node if body is node.body else node.replace(body=body)
         if node.kind is ForKind.PARALLEL:
             body = self._versioned(node.loop_var, node.body, hinted)
             return node if body is node.body else node.replace(body=body)
@@ -223,13 +227,14 @@ class _Partitioner(Mutator):
         self.analyzer.bind(part.loop_var, Range(part.min, part.extent))
         return part.rebuild(self.visit)
 
-    def _guards(self, var: Var, body: Stmt, hinted: bool) -> tuple[list[_Guard], list[list[_Guard]]]:
-        """The guards that depend on `var`: all, and those whose failure disables each statement of the body."""
+    def _guards(self, var: Var | None, body: Stmt, hinted: bool) -> tuple[list[_Guard], list[list[_Guard]]]:
+        """The guards that depend on `var`, or on anything if it is None: all, and those whose failure disables each
+        statement of the body."""
         if self.copies >= self.options.max_copies:
             return [], []
         collector = _GuardCollector(hinted, self.chosen)
         collector.visit(body)
-        deciding = [g for g in collector.guards if _mentions(g.condition, (var,))]
+        deciding = collector.guards if var is None else [g for g in collector.guards if _mentions(g.condition, (var,))]
         return deciding, [[g for g in around if g in deciding] for around in collector.stores] if deciding else []
 
     def _parts(self, loop: For, hinted: bool) -> list[Stmt] | None:
@@ -327,7 +332,7 @@ class _Partitioner(Mutator):
         own = fresh_copy(body, {loop.loop_var: var})
         return simplify_stmt(For(var, start, extent, loop.kind, own, loop.annotations, span=loop.span), self.analyzer)
 
-    def _versioned(self, var: Var, body: Stmt, hinted: bool) -> Stmt:
+    def _versioned(self, var: Var | None, body: Stmt, hinted: bool) -> Stmt:
         """`if (the guards hold whatever the inner loops do): body without guards; else: body`
 
         For loops that must stay one loop: parallel ones and hardware axes.
@@ -403,9 +408,10 @@ class LoopPartition(FunctionPass):
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
     loops and block axes stay one loop with a fast and a general body; in the general one, loops of symbolic extent are
-    not cut for the masks of padding, whose tests join others there. "pragma_last_apart" cuts off the last iteration as
-    if it had a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most
-    `max_copies` copies of code are made. (TVM: `LoopPartition`.)
+    not cut for the masks of padding, whose tests join others there. Iterations of a loop with "pragma_loop_versions"
+    have a fast body without any guards and a general one. "pragma_last_apart" cuts off the last iteration as if it had
+    a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most `max_copies`
+    copies of code are made. (TVM: `LoopPartition`.)
     """
 
     max_copies: int = 16

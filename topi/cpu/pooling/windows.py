@@ -48,8 +48,8 @@ def tile_windows(
     `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
     has the loops over lines. Of an image that is one column, as some exporters write signals, the lines are the columns
-    of a tile. Images that are `narrow` have many borders, whose tests stay in the loops: five copies of the code
-    without some of them would not pay.
+    of a tile. Where the width is dynamic all tiles at a border share one copy of the code, with all tests. Images that
+    are `narrow` have many borders, whose tests stay in the loops: copies without some of them would not pay.
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
@@ -62,7 +62,7 @@ def tile_windows(
     *line_axes, x = _in_image_order(s[out].op.axis[:-1], is_column)
     channel = s[out].op.axis[-1]
     rows = 1 if is_column else rows
-    width = constant_size([x.extent], default=64)
+    width, is_open = constant_size([x.extent], default=64), not isinstance(x.extent, int)
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
@@ -87,11 +87,13 @@ def tile_windows(
     if alone:
         lines = s[out].fuse(*line_axes)
         parallel(s, out, lines, work, lanes)
-        if not narrow:
+        if not (narrow or is_open):
             s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
-    if width > 2 * columns:
+    if is_open and not narrow:
+        s[out].pragma(x_outer, "loop_versions")
+    elif width > 2 * columns:
         if not narrow:
             s[out].pragma(x_outer, "loop_partition_hint")
         if rows > 1 and width % columns:
