@@ -20,8 +20,6 @@ from relayc.te.ir import IRModule
 from relayc.te.tir import PrimFunc
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from relayc.backend.llvm import compiler
     from relayc.backend.llvm.codegen import EmittedModule
 
@@ -44,7 +42,7 @@ class Builder:
         self._target = target
         self._cache = CodeCache(target)
         self._queue: compiler.CompileQueue | None = None
-        self._parts: list[Future[ObjectCode] | ObjectCode] = []
+        self._parts: list[compiler.PendingCode | ObjectCode] = []
         self._emitted: list[EmittedModule | None] = []
         self._reused: dict[str, int] = {}  # key -> position in `_parts`
 
@@ -73,9 +71,9 @@ class Builder:
         self._emitted[at : at + 1] = [emitted]
 
     def finish(self) -> LLVMModule:
-        """Wait for LLVM and return the module of everything added."""
+        """Compile what is left, together with LLVM's threads, and return the module of everything added."""
         with nullcontext() if self._queue is None else self._queue:
-            parts = [part if isinstance(part, ObjectCode) else part.result() for part in self._parts]
+            parts = [part if isinstance(part, ObjectCode) else part.result() for part in reversed(self._parts)][::-1]
         target, triple = self._target, self._target.get("mtriple")
         sources = {form: partial(_source, form, tuple(self._emitted), target) for form in ("ll", "asm", "raw-ll")}
         return LLVMModule(parts, triple, target.features, partial(pool_object, triple), sources)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 
@@ -27,7 +29,7 @@ from relayc.te.tir import PrimFunc
 from relayc.te.tir.passes.hoist_divisions import hoist_divisions
 from relayc.te.tir.passes.narrow_types import lower_narrow_types
 
-__all__ = ["CompileQueue", "Compiler"]
+__all__ = ["CompileQueue", "Compiler", "PendingCode"]
 
 
 _FAST_MATH = {"arcp", "contract", "ninf", "nnan", "nsz"}
@@ -108,11 +110,27 @@ def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
     return FunctionEntry(function.name, params, None if messages is None else tuple(messages))
 
 
+class PendingCode(NamedTuple):
+    """Code that a worker makes, or already has."""
+
+    make: Callable[[], ObjectCode]
+    made: Future[ObjectCode]
+
+    def result(self) -> ObjectCode:
+        """The code, made in this thread if no worker has begun."""
+        return self.make() if self.made.cancel() else self.made.result()
+
+
 class CompileQueue:
     """Compiles in worker threads in order of submission, with a cache::
 
         with CompileQueue(target, cache) as queue:
-            parts = [queue.submit([kernel])[1] for kernel in kernels]      # Future[ObjectCode]
+            parts = [queue.submit([kernel])[1] for kernel in kernels]
+            objects = [part.result() for part in reversed(parts)]
+
+    The thread that lowers has a core of its own: with as many workers as cores it would wait for them, and all depends
+    on it. In the end it compiles, too: the result of a part that no worker has begun is made by who asks for it, so
+    that the last parts are asked for first.
 
     Without a `key`, code is looked up by its LLVM assembly. A caller that knows beforehand what determines the code
     passes that as `key` and checks the cache first, which skips lowering too. `note` is stored with the code.
@@ -121,19 +139,20 @@ class CompileQueue:
     def __init__(self, target: Target, cache: CodeCache) -> None:
         self._compiler = Compiler(target)
         self._cache = cache
-        self._workers = ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="relayc-llvm")
+        self._workers = ThreadPoolExecutor(max(num_threads() - 1, 1), thread_name_prefix="relayc-llvm")
 
     def submit(
         self, functions: Iterable[PrimFunc], key: str = "", note: str = ""
-    ) -> tuple[EmittedModule, Future[ObjectCode]]:
-        """Emit the functions as one LLVM module, and return it with the future of its compilation.
+    ) -> tuple[EmittedModule, PendingCode]:
+        """Emit the functions as one LLVM module, and return it with the part that it becomes.
 
         Raises CompileError for unsupported code.
         """
         functions = tuple(functions)
         emitted = self._compiler.emit(functions)
         full_key = self._cache.key_of(key) if key else self._cache.key_of_assembly(emitted.text)
-        return emitted, self._workers.submit(self._compile, emitted, functions, full_key, note)
+        make = partial(self._compile, emitted, functions, full_key, note)
+        return emitted, PendingCode(make, self._workers.submit(make))
 
     def __enter__(self) -> CompileQueue:
         return self

@@ -6,6 +6,8 @@ import math
 import struct
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from relayc.backend.cache import default_cache
 from relayc.backend.llvm.build import Builder, build
 from relayc.backend.llvm.code_cache import CodeCache
 from relayc.backend.llvm.codegen import PassSelection
-from relayc.backend.llvm.compiler import Compiler
+from relayc.backend.llvm.compiler import Compiler, PendingCode
 from relayc.backend.llvm.pool_code import pool_object
 from relayc.backend.llvm.runtime import LLVMModule, ObjectCode, check_machine, load_from_bytes
 from relayc.backend.runtime import nd
@@ -45,6 +47,25 @@ def scale(name: str, factor: float) -> PrimFunc:
     a, c, i = decl_buffer((8,), name="A"), decl_buffer((8,), name="C"), Var("i")
     body = For(i, const(0), const(8), ForKind.SERIAL, BufferStore(c, BufferLoad(a, (i,)) * factor, (i,)))
     return PrimFunc((a.data, c.data), body, {a.data: a, c.data: c}, {"global_symbol": name})
+
+
+def test_code_that_no_worker_began_is_made_by_who_asks_for_it():
+    began, may_end = threading.Event(), threading.Event()
+
+    def make() -> ObjectCode:
+        return ObjectCode(threading.current_thread().name.encode(), (), ())
+
+    def wait() -> ObjectCode:
+        began.set()
+        assert may_end.wait(60)
+        return make()
+
+    with ThreadPoolExecutor(1, "worker") as workers:
+        first, second = PendingCode(wait, workers.submit(wait)), PendingCode(make, workers.submit(make))
+        assert began.wait(60)
+        assert second.result() == make()
+        may_end.set()
+        assert first.result().code.startswith(b"worker")
 
 
 def run(module: LLVMModule, name: str) -> np.ndarray:
