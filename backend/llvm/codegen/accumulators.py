@@ -28,7 +28,7 @@ _LENGTHS = (128, 256, 512)
 
 def emit_store(e: Emitter, store: BufferStore) -> None:
     """Emit a store; those of accumulations are separated and remembered."""
-    factor = broadcast_factor(store)
+    factor = _factor(e, store)
     if factor is not None:
         _end_pair(e, factor)
     store_elements(e, store)
@@ -39,6 +39,13 @@ def emit_store(e: Emitter, store: BufferStore) -> None:
         e.accumulators.append(
             (store.value.dtype, element_address(e, store.buffer, base), align_of(e, store.buffer, base))
         )
+
+
+def _factor(e: Emitter, store: BufferStore) -> PrimExpr | None:
+    """The broadcast factor of an accumulation, found once for all steps of an unrolled loop."""
+    if store not in e.factors:
+        e.factors[store] = broadcast_factor(store)
+    return e.factors[store]
 
 
 def _end_pair(e: Emitter, factor: PrimExpr) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.machine import Machine
 from relayc.te.dtype import DType
-from relayc.te.tir import PrimExpr, Stmt, Var
+from relayc.te.tir import BufferStore, PrimExpr, Stmt, Var
 
 __all__ = ["Emitter", "Index", "Rules"]
 
@@ -80,6 +80,8 @@ class Emitter:
     """Are adjacent elements addressed relative to one base address, kept in a register?"""
     accumulators: list[tuple[DType, str, int]] = field(default_factory=list)
     """Types, addresses and alignments of the accumulators updated in the current step of an unrolled loop."""
+    factors: dict[BufferStore, PrimExpr | None] = field(default_factory=dict)
+    """Store that was emitted -> the broadcast factor of its accumulation, None where it isn't one."""
     same_factor: list[PrimExpr] = field(default_factory=list)
     """The broadcast factors of the latest accumulations, which multiply the same one by several vectors."""
     stack_left: int = STACK_TOTAL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from relayc.backend.llvm.assembly import FunctionText, ModuleText
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
@@ -14,8 +15,7 @@ from relayc.backend.llvm.codegen.stores import end_nontemporal
 from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
-from relayc.te.ir import collect
-from relayc.te.tir import Buffer, Call, PrimFunc, SizeVar, StringImm, Var
+from relayc.te.tir import Buffer, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
 
 __all__ = ["EmittedModule", "emit_module"]
 
@@ -61,8 +61,15 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
 
 def _called_steps(functions: Iterable[PrimFunc]) -> set[str]:
     """Names of the kernels' steps, which come first: callers have to know whether they allocate workspace."""
-    calls = [call for function in functions for call in collect(function.body, Call) if call.op == "call_step"]
-    return {call.args[0].value for call in calls if isinstance(call.args[0], StringImm)}
+    found: set[str] = set()
+    statements: list[Any] = [function.body for function in functions]
+    while statements:
+        stmt = statements.pop()
+        if isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op == "call_step":
+            assert isinstance(stmt.value.args[0], StringImm)
+            found.add(stmt.value.args[0].value)
+        statements += [child for child in stmt.node_children() if isinstance(child, Stmt)]
+    return found
 
 
 def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> list[str] | None:
