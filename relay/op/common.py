@@ -99,8 +99,9 @@ def at_least(size: Dim, least: int) -> bool:
 
 def fill_panels(outputs: Dim, panels: Dim, width: Dim) -> bool:
     """Do so many outputs end within the last one of `panels` of `width` outputs?"""
-    assert isinstance(panels, int) and isinstance(width, int)
-    return is_at_least(panels * width, outputs) and is_at_least(outputs, panels * width - width + 1)
+    assert isinstance(width, int)
+    room = panels * width
+    return is_at_least(room, outputs) and is_at_least(outputs, room - width + 1)
 
 
 def with_dim(shape: Sequence[Dim], axis: int, dim: Dim) -> tuple[Dim, ...]:

@@ -24,6 +24,7 @@ from relayc.relay.op.common import (
 )
 from relayc.relay.op.nn.conv import convolve
 from relayc.relay.type import TensorType, Type, dims_match
+from relayc.te.dtype import FLOAT32
 from relayc.te.tir import Dim, as_dim
 from relayc.topi.nn.conv import output_sizes
 
@@ -83,6 +84,16 @@ class _Packed(OpDef):
         reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
         return TensorType((n, *results, self.channels), self._result_dtype(str(data.dtype)))
+
+    def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
+        """The channels of pointwise convolutions of float32, and their panels if these are whole."""
+        data, weight = types
+        blocks, *kernel, _, nr = weight.shape
+        plain = self.groups == 1 and not any(self.padding) and data.dtype == weight.dtype == FLOAT32
+        if not plain or any(size != 1 for size in kernel):
+            return self, ((), ())
+        whole = dims_match(self.channels, as_dim(blocks * nr))
+        return self, ((data.ndim - 1,), (0, weight.ndim - 2) if whole else (weight.ndim - 2,))
 
     def _fills(self, blocks: Dim, nr: Dim) -> bool:
         if self.groups == 1:

@@ -27,7 +27,12 @@ WINOGRAD = ((20, 24), (24, 28), (17, 21), (27, 25))
 """Inputs and outputs of convolutions of panels of 32 outputs."""
 DEPTHWISE = ((32, 32), (48, 48), (96, 96), (192, 192))
 PRODUCTS = ((40, 33), (40, 47), (40, 40))
-LAYERS = {"winograd": WINOGRAD, "depthwise": DEPTHWISE, "pointwise": PRODUCTS, "dense": PRODUCTS}
+PANELS = ((48, 96), (96, 192), (192, 96))
+STEPS = ((12, 96), (18, 96), (42, 96))
+LAYERS = {
+    "winograd": WINOGRAD, "depthwise": DEPTHWISE, "pointwise": PRODUCTS, "panels": PANELS, "steps": STEPS,
+    "dense": PRODUCTS,
+}  # fmt: skip
 
 Arrays = list[np.ndarray]
 
@@ -42,7 +47,7 @@ def layers(
     weights: list[Arrays] = []
     for number, (inputs, count) in enumerate(widths):
         x = var(f"x{number}", (batch, inputs) if kind == "dense" else (batch, height, width, inputs))
-        taps = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "pointwise": (inputs, 1, 1)}.get(kind, (inputs,))
+        taps = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "dense": (inputs,)}.get(kind, (inputs, 1, 1))
         weight, bias = rng.standard_normal((count, *taps), np.float32) / 8, rng.standard_normal(count, np.float32)
         if kind == "dense":
             y = nn.dense(x, const(weight))
@@ -168,7 +173,8 @@ def test_static_models_are_unchanged(kind: str):
      ("depthwise", ((16, 16), (48, 48))),  # one has a single vector
      ("depthwise", ((40, 40), (48, 48))),
      ("dense", ((40, 48), (40, 40))),
-     ("pointwise", ((40, 40), (56, 40)))],  # rows are read at constant distances
+     ("dense", ((40, 40), (56, 40))),  # rows are read at constant distances
+     ("pointwise", ((40, 96), (48, 96)))],
 )  # fmt: skip
 def test_layers_whose_code_would_differ_stay_apart(kind: str, widths: tuple[tuple[int, int], ...]):
     assert len(kernels_of(of_any_size(kind, widths)[0])) == len(widths)

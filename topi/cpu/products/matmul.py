@@ -27,12 +27,18 @@ from relayc.topi.cpu.elements import functions_behind
 from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles, tile_plans
 from relayc.topi.cpu.products.gemv import single_column
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
-from relayc.topi.cpu.products.panel_prefetch import stream_panels, stream_results, stream_widened
+from relayc.topi.cpu.products.panel_prefetch import (
+    FEWEST_UNROLLED,
+    UNROLLED_STEPS,
+    stream_panels,
+    stream_results,
+    stream_widened,
+)
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, has_narrow_last, plan_product
 from relayc.topi.cpu.products.split_k import sum_split_k
 from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
 from relayc.topi.cpu.tiling import FEW_ROWS, FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective
+from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective
 from relayc.topi.registry import register_schedule
 
 if TYPE_CHECKING:
@@ -198,6 +204,7 @@ def tile_product(
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
+    _split_dynamic_sum(s, accumulator, plan, target)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, operands(anchor)[1], plan, target)
     if out is StoreOrder.of(out).result:
@@ -275,6 +282,18 @@ def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> N
         steps *= constant_size([extent_of(axis)])
         if steps <= _SHORT and steps * rows <= _MOST_VALUES:
             s[accumulator].unroll(axis)
+
+
+def _split_dynamic_sum(s: te.Schedule, accumulator: te.Tensor, plan: ProductPlan, target: Target) -> None:
+    """Split a reduction of a dynamic number of steps by a common factor, so that the code generator unrolls the loop
+    inside."""
+    *_, k = s[accumulator].op.reduce_axis
+    extent = extent_of(k)
+    if isinstance(extent, int) or plan.height * -(-plan.width // vector_lanes(target)) < FEWEST_UNROLLED:
+        return
+    every = max(n for n in range(1, UNROLLED_STEPS + 1) if factor_of(extent) % n == 0)
+    if every > 1:
+        s[accumulator].split(k, factor=every)
 
 
 _SHORT, _MOST_VALUES = 24, 144

@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.topi.cpu.products.plan import ProductPlan
 
-__all__ = ["LEAST_PIECE", "PIECES", "PrefetchSchedule", "stream_panels", "stream_results", "stream_widened"]
+__all__ = [
+    "FEWEST_UNROLLED", "LEAST_PIECE", "PIECES", "UNROLLED_STEPS", "PrefetchSchedule", "stream_panels", "stream_results",
+    "stream_widened",
+]  # fmt: skip
 
 _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
 """Most steps of the reduction between prefetches, and fewest where what is prefetched is converted."""
 _FEWEST_STEPS_PER_LINE = 4
 """Fewest steps for each line of a step, where as many tiles read a panel: otherwise the reduction has no good
 divisor."""
-_UNROLLED_STEPS = 8
+UNROLLED_STEPS = 8
 """Steps that the code generator unrolls: prefetches of several pieces of a panel are interleaved in them."""
-_FEWEST_UNROLLED = 8
+FEWEST_UNROLLED = 8
 """Fewest multiply-adds of a step of which the code generator unrolls several."""
 PIECES = (4, 2)
 """Pieces of a panel that are prefetched in turn."""
@@ -85,7 +88,7 @@ class PrefetchSchedule:
         """
         wanted = -(-lines // tiles)
         most = max(steps // wanted, 1)
-        most = min(most, _UNROLLED_STEPS) if unrolled else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
+        most = min(most, UNROLLED_STEPS) if unrolled else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
         every = max(d for d in range(1, most + 1) if depth % d == 0)
         prefetches = steps // every
         at_once = -(-wanted // prefetches)
@@ -116,7 +119,7 @@ def _interleave(lines: int, every: int, at_once: int, depth: int) -> int:
     for pieces in PIECES:
         interleave = pieces // at_once
         whole = interleave and pieces % at_once == 0 and depth % (every * interleave) == 0 and lines % pieces == 0
-        if whole and every * interleave <= _UNROLLED_STEPS and lines * LINE_BYTES >= pieces * LEAST_PIECE:
+        if whole and every * interleave <= UNROLLED_STEPS and lines * LINE_BYTES >= pieces * LEAST_PIECE:
             return interleave
     return 0
 
@@ -211,7 +214,7 @@ def _stream_next_panel(
     known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
-    unrolled = plan.height * vectors >= _FEWEST_UNROLLED
+    unrolled = plan.height * vectors >= FEWEST_UNROLLED
     schedule = PrefetchSchedule.of(
         tiles, lines, steps, constant_size([extent_of(k)]), more=not known, unrolled=unrolled
     )
