@@ -193,6 +193,20 @@ def test_unknown_operators_run_as_eager_mode_does(log):
     assert len(warnings) == 1 and compilations(log) == 2, messages(log)
 
 
+def test_parts_between_unknown_operators_have_symbolic_sizes(log):
+    """A part may use a size before the tensor that has it: its inputs come in the order of their first use."""
+
+    def run(x: Any, y: Any) -> Any:
+        q, r = torch.linalg.qr(x)
+        ones = torch.full((y.shape[0],), 2.0) * 3
+        return (q @ r).tanh() + ones[:, None], torch.cat([ones, y.exp()])
+
+    fast = compiled(run, dynamic=True)
+    for count in (5, 7, 9):
+        check(fast, run, torch.randn(count, 4), torch.randn(count))
+    assert not [message for message in messages(log) if "eager" in message and "qr" not in message], messages(log)
+
+
 def test_graphs_without_tensor_operators_are_not_compiled(log):
     def sizes(x: Any) -> Any:
         return x.shape[0] * 2 + 1, x
