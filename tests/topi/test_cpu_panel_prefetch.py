@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from relayc import relay, te
+from relayc import relay, te, topi
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
-from relayc.te.ir import IRModule
-from relayc.te.tir import IntImm
+from relayc.te.ir import IRModule, collect
+from relayc.te.tir import BufferLoad, Call, IntImm, PrimFunc
+from relayc.te.tir.interpreter import Interpreter
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
+from relayc.topi.cpu.products.plan import plan_product
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432"
 SLOW_LLC = f"{CACHES} -l2-bytes={2 << 20} -mtune=sapphirerapids"
@@ -107,6 +111,42 @@ def test_one_tile_prefetches_the_next_panel_in_pieces_with_enough_arithmetic(
     text = product_loops(rows, columns, depth, SMALL)
     prefetches = [line for line in text.splitlines() if "prefetch" in line]
     assert prefetches and all(("+ 20" not in line) == pieces for line in prefetches)
+
+
+class Prefetched(Interpreter):
+    """Counts how often each cache line of a buffer is prefetched."""
+
+    def __init__(self, function: PrimFunc, buffer: str, arguments: tuple[np.ndarray, ...]) -> None:
+        super().__init__({function.name: function})
+        self.buffer, self.lines = buffer, Counter[int]()
+        self.call(function, arguments)
+
+    def visit_Call(self, node: Call) -> Any:
+        if node.op != "prefetch":
+            return super().visit_Call(node)
+        (load,) = collect(node, BufferLoad)
+        if load.buffer.name == self.buffer:
+            self.lines[self.visit(load.indices[0]) * load.buffer.dtype.nbytes // 64] += 1
+        return 0
+
+
+def test_few_of_a_dynamic_number_of_rows_prefetch_the_next_panel():
+    """Of tiles of half the height one prefetches all of it, two a half each; of single rows none."""
+    steps, width, panels = 256, 32, 4
+    x, w = te.placeholder((te.size_var("n"), steps)), te.placeholder((panels, steps, width), name="w")
+    y = topi.nn.dense_packed(x, w, panels * width)
+    target = Target(f"{XEON} -num-cores=1 -l2-bytes={1 << 17}")
+    height, of_panel = plan_product(y, y.op, target).height, steps * width * 4 // 64
+    half = height // 2
+    function = te.lower(topi.schedule_for([y], target), [x, w, y])["main"]
+    weight = np.random.default_rng(0).standard_normal((panels, steps, width), dtype=np.float32)
+    for rows, times in {1: 0, half - 1: 0, half: 1, half + 1: 2, height - 1: 2}.items():
+        data = np.random.default_rng(rows).standard_normal((rows, steps), dtype=np.float32)
+        result = np.empty((rows, panels * width), np.float32)
+        lines = Prefetched(function, "w", (data, weight, result)).lines
+        exact = data @ weight.transpose(1, 0, 2).reshape(steps, -1)
+        np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-3)
+        assert {lines[line] for line in range(of_panel, (panels - 1) * of_panel)} == {times}, rows
 
 
 @pytest.mark.parametrize("caches", [SLOW_LLC, FAST_LLC], ids=["slow LLC", "fast LLC"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.stage import Split
 from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.products.plan import TILES_OF_HALF
 from relayc.topi.cpu.tiling import has_few_registers, has_high_latency_llc, vector_lanes
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_after
@@ -207,7 +209,10 @@ def _has_time_for_pieces(
 def _stream_next_panel(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Prefetch the next panel, in equal shares by all tiles that pass over this one."""
+    """Prefetch the next panel, in equal shares by all tiles that pass over this one.
+
+    Where the number of rows is dynamic these are the first ones; one tile of few rows takes the share of the other too.
+    """
     *_, k = s[accumulator].op.reduce_axis
     steps, width = _steps_and_width(s, accumulator, weights)
     line = LINE_BYTES // weights.dtype.nbytes
@@ -224,16 +229,21 @@ def _stream_next_panel(
         return
     position = _position_in_panel(s, accumulator, plan)
 
-    def place(number: int) -> Callable[..., Sequence[Any]]:
+    missing: list[Any] = [0]
+    if plan.tiles_of_a_panel == TILES_OF_HALF and not known:
+        rows = math.prod([extent_of(axis) for axis in s[accumulator].op.axis[:-1]])
+        missing.append(TILES_OF_HALF - (rows + plan.height - 1) // plan.height)
+
+    def place(number: int, others: Any) -> Callable[..., Sequence[Any]]:
         def in_next(*indices: Any) -> Sequence[Any]:
             tile, n, step = position(indices)
-            return n // plan.panel + 1, schedule.line(tile, step, number) * line
+            return n // plan.panel + 1, schedule.line(tile + others, step, number) * line
 
         return in_next
 
     loop = schedule.split(s, accumulator, k)
-    for number in range(schedule.at_once):
-        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number), past_end=True))
+    for number, others in itertools.product(range(schedule.at_once), missing):
+        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number, others), past_end=True))
 
 
 def _stream_ahead(

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product"]
+__all__ = [
+    "TILES_OF_HALF", "ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product",
+]  # fmt: skip
 
 _NOTABLY = 0.9
 """A core's share of the panels is shared if it is at most this part of its share of the rows."""
@@ -51,6 +53,8 @@ _WASTE = 0.01
 """Most tiles that are computed twice, as a part of all."""
 _TILES_OF_DYNAMIC_ROWS = 4
 """Tiles that prefetch the next panel where the number of rows is dynamic: a few more still leave time for it."""
+TILES_OF_HALF = 2
+"""Most tiles of half the height for fewer rows than a tile has."""
 _ROWS_OF_A_K_BLOCK = 112
 """Fewest rows of a block (or all) for K-blocking: they pay for reading the panels."""
 _TILES_OF_A_K_BLOCK = 4
@@ -112,6 +116,8 @@ class ProductPlan:
     """the last panel is partial, but in one loop with the others: its tiles have only as many vectors as it needs"""
     masked_last: bool = False
     """stores are masked for a partial last panel, in place of tiles of its own: half of the code"""
+    streams_few_rows: bool = False
+    """tiles of half the height prefetch the next panel, where the number of rows is dynamic"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -153,6 +159,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
         masked_last=p.left_bytes is None and "avx512f" in p.target.features,
+        streams_few_rows=p.streams_weights and has_high_latency_llc(p.target),
     )
 
 
@@ -175,11 +182,15 @@ def has_few_channels(anchor: te.Operation) -> bool:
 def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[ProductPlan]:
     """Plans for fewer rows than a tile of `plan` has: half a tile, then `heights`; cores share the panels.
 
-    A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row.
+    A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row. One or two of
+    half the height pass over each panel.
     """
     half = plan.height // 2
     fewer = [h for h in dict.fromkeys((half, *[h for h in heights if h <= half], heights[-1])) if 0 < h < plan.height]
-    return [ProductPlan(h, plan.width, plan.panel, panels_first=True, masked_last=plan.masked_last) for h in fewer]
+    return [
+        ProductPlan(h, plan.width, plan.panel, panels_first=True, masked_last=plan.masked_last,
+                    tiles_of_a_panel=TILES_OF_HALF if plan.streams_few_rows and h == half > 1 else 0) for h in fewer
+    ]  # fmt: skip
 
 
 def has_narrow_last(target: Target, rows: int, columns: int, panel: int) -> bool:
