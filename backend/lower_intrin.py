@@ -10,21 +10,16 @@ from relayc.backend.vector_math import EXPANSIONS, Instructions, expand
 from relayc.te.dtype import DType
 from relayc.te.ir import IRModule, Mutator, Pass, PassContext
 from relayc.te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
-from relayc.te.tir.analysis import contains
+from relayc.te.tir.analysis import contents_of
 
 __all__ = ["LowerIntrin", "lower_intrinsics"]
 
-_EXPANDED = frozenset((Call, Cast))
 _NONE = Instructions()
 
 
 class _Expander(Mutator):
     def __init__(self, keep: Collection[str], has: Instructions) -> None:
         self.expanded, self.has = EXPANSIONS.keys() - set(keep), has
-
-    def expands(self, node: Call | Cast) -> bool:
-        """Does lowering replace this node?"""
-        return _rounds(node) if isinstance(node, Cast) else node.op in self.expanded
 
     def visit_Cast(self, cast: Cast) -> Any:
         if not _rounds(cast):
@@ -48,7 +43,11 @@ class _Expander(Mutator):
 
 def _rounds(cast: Cast) -> bool:
     """Is this a cast to a 16-bit float?"""
-    return cast.dtype.bits == 16 and cast.dtype.is_float and cast.value.dtype.element == "float32"
+    return _is_half(cast.dtype) and cast.value.dtype.element == "float32"
+
+
+def _is_half(of: DType) -> bool:
+    return of.bits == 16 and of.is_float
 
 
 def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), has: Instructions = _NONE) -> PrimFunc:
@@ -57,8 +56,10 @@ def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), has: Instru
     `has` describes the target's instructions.
     """
     expander = _Expander(keep, has)
-    found = contains(function.body, _EXPANDED, expander.expands)
-    return function.with_body(expander.visit(function.body)) if found else function
+    contents = contents_of(function.body)
+    rounds = Cast in contents.classes and any(_is_half(of) for of in contents.dtypes)
+    expands = rounds or not expander.expanded.isdisjoint(contents.calls)
+    return function.with_body(expander.visit(function.body)) if expands else function
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,13 @@ class Compiler:
 
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
-        lowered = [fold_lanes(hoist_divisions(lower_narrow_types(f))) for f in functions]
-        has = self._instructions()
-        machine = self._code_machine()
-        selected = [select_instructions(lower_intrinsics(f, has=has), machine) for f in lowered]
-        return emit_module(selected, machine)
+        has, machine = self._instructions(), self._code_machine()
+
+        def lowered(function: PrimFunc) -> PrimFunc:
+            function = fold_lanes(hoist_divisions(lower_narrow_types(function)))
+            return select_instructions(lower_intrinsics(function, has=has), machine)
+
+        return emit_module([lowered(f) for f in functions], machine)
 
     def _instructions(self) -> Instructions:
         features = self.target.features

@@ -14,6 +14,7 @@ and calls the function again.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,10 +172,12 @@ def known_around(graph: Graph, around: Set[str]) -> frozenset[str]:
 def largest_sizes(sizes: Sequence[Size]) -> int:
     """A bound for the size variables below which 64 bits are enough for every part of these sizes."""
     listed = {size for size in sizes if isinstance(size, tuple)}
-    for bits in range(_MAX_BITS, 0, -1):
-        if all(_magnitude(size, 1 << bits) < 1 << _SUM_BITS for size in listed):
-            return 1 << bits
-    return 0
+
+    def exceeds(bits: int) -> bool:
+        return any(_magnitude(size, 1 << bits) >= 1 << _SUM_BITS for size in listed)
+
+    bits = bisect_left(range(1, _MAX_BITS + 1), True, key=exceeds)
+    return 1 << bits if bits else 0
 
 
 def _magnitude(size: Size, largest: int) -> int:

@@ -44,6 +44,8 @@ class CombineParallelDense(FunctionPass):
 def _branch(call: Expr, by_user: dict[int, list[Expr]]) -> Branch | None:
     if not isinstance(call, Call) or not is_call_of(call, "nn.dense") or not isinstance(call.args[1], Constant):
         return None
+    if len(by_user[id(call.args[0])]) == 1:
+        return None  # no other layer reads its input
     branch = branch_of(call, by_user, with_activation=False)
     following = by_user[id(branch.result)]
     rearranged = bool(following) and all(rearranges(user, by_user) for user in following)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from relayc.te.dtype import DType
 from relayc.te.ir.node import Node
@@ -26,7 +27,8 @@ from relayc.te.tir.expr import (
 from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
 __all__ = [
-    "accumulated_value", "always_evaluated", "contains", "dtypes_of", "free_variables", "is_loaded_by", "nodes_with",
+    "Contents", "accumulated_value", "always_evaluated", "contains", "contents_of", "free_variables", "is_loaded_by",
+    "nodes_with",
 ]  # fmt: skip
 
 
@@ -85,26 +87,44 @@ def nodes_with(program: Node, classes: frozenset[type], suits: Callable[[Any], b
     return found
 
 
-def dtypes_of(program: Node) -> set[DType]:
-    """The types of all values in a statement or expression, and of the buffers that it reads, writes or allocates."""
-    found: set[DType] = set()
+class Contents(NamedTuple):
+    """What a program consists of."""
+
+    classes: frozenset[type]
+    """classes of its nodes, without constants"""
+    dtypes: frozenset[DType]
+    """types of all its values, and of the buffers that it reads, writes or allocates"""
+    calls: frozenset[str]
+    """names of the intrinsics that it calls"""
+
+
+@lru_cache(maxsize=1)
+def contents_of(program: Node) -> Contents:
+    """The contents of a statement or expression. Several passes ask in a row for those of one program: the latest are
+    remembered."""
+    classes: set[type] = set()
+    dtypes: set[DType] = set()
+    calls: set[str] = set()
     seen: set[int] = set()
     stack: list[Any] = [program]
     while stack:
         node = stack.pop()
         node_class = node.__class__
         if node_class in _LEAVES:
-            found.add(node.dtype)
+            dtypes.add(node.dtype)
             continue
         if id(node) in seen:
             continue
         seen.add(id(node))
+        classes.add(node_class)
         if node_class in _ACCESSES:
-            found.add(node.buffer.dtype)
+            dtypes.add(node.buffer.dtype)
+        if node_class is Call:
+            calls.add(node.op)
         if isinstance(node, PrimExpr):
-            found.add(node.dtype)
+            dtypes.add(node.dtype)
         stack += node.node_children()
-    return found
+    return Contents(frozenset(classes), frozenset(dtypes), frozenset(calls))
 
 
 def free_variables(program: Node) -> list[Var]:

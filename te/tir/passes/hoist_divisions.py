@@ -17,7 +17,7 @@ from relayc.te.dtype import INT32, INT64
 from relayc.te.ir.node import Node
 from relayc.te.ir.visitor import Mutator, post_order
 from relayc.te.tir import ops
-from relayc.te.tir.analysis import contains, nodes_with
+from relayc.te.tir.analysis import contains, contents_of, nodes_with
 from relayc.te.tir.expr import (
     EQ,
     BufferLoad,
@@ -177,7 +177,8 @@ def hoist_divisions(func: PrimFunc) -> PrimFunc:
     Divisors that might be 0 there are replaced by 1: no iteration uses the value then. Divisions without negative
     operands become truncating ones, which are single instructions.
     """
-    if not contains(func.body, _DIVISIONS, _divides_by_size):
+    divides = not _DIVISIONS.isdisjoint(contents_of(func.body).classes)
+    if not divides or not contains(func.body, _DIVISIONS, _divides_by_size):
         return func
     return func.with_body(_Hoister(func).visit(func.body))
 

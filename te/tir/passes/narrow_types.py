@@ -18,7 +18,7 @@ from functools import cache
 from relayc.te.dtype import FLOAT32, INT32, DType, dtype
 from relayc.te.ir.visitor import Mutator
 from relayc.te.tir import ops
-from relayc.te.tir.analysis import dtypes_of
+from relayc.te.tir.analysis import contents_of
 from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import Binary, BufferLoad, Call, Cast, Compare, FloatImm, IntImm, Let, PrimExpr, Var
 from relayc.te.tir.function import PrimFunc
@@ -286,7 +286,7 @@ class _Lowering(Mutator):
 def lower_narrow_types(func: PrimFunc) -> PrimFunc:
     """The function on uint8 wherever it had values of a narrow type: see `LowerNarrowTypes`."""
     arguments = [argument.dtype for argument in (*func.params, *func.buffer_map.values())]
-    if not any(is_narrow(of) or of.element == "float64" for of in (*arguments, *dtypes_of(func.body))):
+    if not any(is_narrow(of) or of.element == "float64" for of in (*arguments, *contents_of(func.body).dtypes)):
         return func
     lowering = _Lowering()
     body = lowering.visit(func.body)

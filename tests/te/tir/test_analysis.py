@@ -7,6 +7,7 @@ from relayc.te.tir import (
     Allocate,
     BufferLoad,
     BufferStore,
+    Call,
     FloorDiv,
     FloorMod,
     For,
@@ -15,11 +16,12 @@ from relayc.te.tir import (
     Let,
     LetStmt,
     Var,
+    call_intrin,
     cast,
     const,
     decl_buffer,
 )
-from relayc.te.tir.analysis import contains, dtypes_of, free_variables
+from relayc.te.tir.analysis import contains, contents_of, free_variables
 
 
 def test_free_variables_are_those_used_and_not_defined():
@@ -43,10 +45,18 @@ def test_contains_finds_nodes_at_any_depth():
     assert not contains(body, frozenset((FloorDiv,)), lambda division: division.b.value == 4)
 
 
-def test_dtypes_of_a_program_are_those_of_its_values_and_buffers():
+def test_types_in_a_program_are_those_of_its_values_and_buffers():
     a, i = decl_buffer((8,), "float16", "a"), Var("i")
     scratch = decl_buffer((8,), "int8", "scratch")
     store = BufferStore(a, cast("float16", Var("j", dtype("int64"))), (i,))
-    assert dtypes_of(store) == {"float16", "int32", "int64"}
-    assert dtypes_of(Allocate(scratch, store)) == {"float16", "int32", "int64", "int8"}
-    assert dtypes_of(BufferStore(scratch, const(1, "int8"), (const(0),))) == {"int8", "int32"}
+    assert contents_of(store).dtypes == {"float16", "int32", "int64"}
+    assert contents_of(Allocate(scratch, store)).dtypes == {"float16", "int32", "int64", "int8"}
+    assert contents_of(BufferStore(scratch, const(1, "int8"), (const(0),))).dtypes == {"int8", "int32"}
+
+
+def test_contents_of_a_program_are_its_classes_and_intrinsics():
+    a, i = decl_buffer((8,), "float32", "a"), Var("i")
+    store = BufferStore(a, call_intrin("float32", "exp", BufferLoad(a, (i // 3,))), (i,))
+    found = contents_of(For(i, const(0), const(8), ForKind.SERIAL, store))
+    assert found.calls == {"exp"}
+    assert found.classes == {For, BufferStore, Call, BufferLoad, FloorDiv, Var}
