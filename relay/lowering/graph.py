@@ -272,7 +272,9 @@ class _Numbering:
         self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params=self.params.values)
         self.values: dict[int, Value] = {}
         self.workloads: dict[int, Workload] = {}
-        self.by_function: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
+        """by the number of the function over canonical sizes"""
+        self.named: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
+        """workload and sizes of a function of the model, by its number"""
         self.canonical_sizes = CanonicalSizes()
         self.param_numbers: dict[str, int] = {}
         for i, param in enumerate(function.params):
@@ -349,14 +351,14 @@ class _Numbering:
 
     def workload(self, function: Function) -> tuple[Workload, Mapping[str, Dim]]:
         """The workload of a function, and the graph's sizes by their names there."""
-        known = self.by_function.get(id(function))
-        if known is None:
+        number = self.bodies.number_of(function)
+        if number not in self.named:
             renamed, names = self.canonical_sizes.rename(function)
-            number = self.bodies.number_of(renamed)
-            if number not in self.workloads:
-                self.workloads[number] = Workload.of(renamed)
-            known = self.by_function[id(function)] = self.workloads[number], names
-        return known
+            same = self.bodies.number_of(renamed)
+            if same not in self.workloads:
+                self.workloads[same] = Workload.of(renamed)
+            self.named[number] = self.workloads[same], names
+        return self.named[number]
 
 
 def time_steps(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
