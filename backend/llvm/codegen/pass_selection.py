@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeGuard
 
 from relayc.backend.llvm.codegen.loops import called_step, is_written_out
 from relayc.backend.llvm.codegen.workspace import fits_on_stack
 from relayc.te.dtype import INT64
 from relayc.te.ir.node import Node
+from relayc.te.ir.structural import structural_equal
 from relayc.te.ir.visitor import Visitor
 from relayc.te.tir import (
     Add,
@@ -18,13 +20,19 @@ from relayc.te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,
+    Div,
+    FloorDiv,
+    FloorMod,
     For,
     ForKind,
     IntImm,
     LetStmt,
+    Mod,
+    Mul,
     PrimExpr,
     PrimFunc,
     Ramp,
+    SizeVar,
     Stmt,
     Var,
     While,
@@ -45,8 +53,13 @@ class PassSelection(Enum):
     """The innermost loops are vectorised, with their sums at constant places of local buffers: the sums become
     registers, and most of LLVM's passes, half of its time, would change next to nothing."""
     ALL = "all"
-    """Loops that gain from LLVM's vectoriser, as scalar sums of integers do, or from moving loads and stores out of
-    them."""
+    """Loops that gain from LLVM's vectoriser, as scalar sums of integers do, or from moving computations out of them:
+    loads and stores, or those of many addresses."""
+
+
+_MANY_COSTLY = 8
+"""Most divisions and products of variables in a sum that are the same in each iteration, where sizes are dynamic. The
+few passes leave them in its loop: convolutions with strides took up to six times as long."""
 
 
 def select_passes(functions: Iterable[PrimFunc]) -> PassSelection:
@@ -67,6 +80,19 @@ class _Loop:
     variables: set[Var]
     stores: list[tuple[BufferStore, bool]] = field(default_factory=list)
     is_innermost: bool = True
+    invariant: list[PrimExpr] = field(default_factory=list)
+    """different divisions and products of variables that are the same in each iteration, as many as matter"""
+
+    @property
+    def repeats_addresses(self) -> bool:
+        """Is it a sum in registers that would compute many addresses anew in each iteration?"""
+        return len(self.invariant) > _MANY_COSTLY and all(is_fixed for _, is_fixed in self.stores)
+
+    def note_costly(self, value: PrimExpr) -> None:
+        """Note a division or product in the loop, if it does not depend on it."""
+        known = len(self.invariant) > _MANY_COSTLY or any(structural_equal(value, other) for other in self.invariant)
+        if not known and self.variables.isdisjoint(free_variables(value)):
+            self.invariant.append(value)
 
 
 class _Walk(Visitor[None]):
@@ -76,6 +102,7 @@ class _Walk(Visitor[None]):
         self.runs_many_times = False
         self._loops: list[_Loop] = []
         self._open: list[_Loop] = []
+        self._is_dynamic = any(isinstance(p, SizeVar) for p in function.params)
         self._local: set[Buffer] = set()
         self._indexed: set[Buffer] = set()
         self._fixed: set[Var] = set()
@@ -84,8 +111,10 @@ class _Walk(Visitor[None]):
         self.visit(function.body)
 
     def is_scheduled(self) -> bool:
-        """Is every innermost loop vectorised, with its sums in what becomes registers?"""
+        """Is every innermost loop vectorised, with its sums in what becomes registers, and few addresses?"""
         inner = [loop for loop in self._loops if loop.is_innermost]
+        if any(loop.repeats_addresses for loop in inner):
+            return False
         return all(self._is_store_scheduled(*store, loop) for loop in inner for store in loop.stores)
 
     def _is_store_scheduled(self, store: BufferStore, is_fixed: bool, loop: _Loop) -> bool:
@@ -147,11 +176,11 @@ class _Walk(Visitor[None]):
         for child in node.node_children():
             if isinstance(child, Stmt):
                 self.visit(child)
-            elif self._local:
-                self._visit_loads(child)
+            elif self._local or self._is_dynamic:
+                self._visit_expression(child)
 
-    def _visit_loads(self, expr: Node) -> None:
-        """Note the loads in an expression, each once: expressions share operands."""
+    def _visit_expression(self, expr: Node) -> None:
+        """Note the loads and costly values in an expression, each once: expressions share operands."""
         stack = [expr]
         while stack:
             node = stack.pop()
@@ -159,11 +188,20 @@ class _Walk(Visitor[None]):
                 self._seen.add(id(node))
                 if isinstance(node, BufferLoad):
                     self._note_access(node)
+                elif self._open and self._is_dynamic and _is_costly(node):
+                    self._open[-1].note_costly(node)
                 stack += node.node_children()
 
     def _note_access(self, node: BufferLoad | BufferStore) -> None:
         if node.buffer in self._local and not self._is_fixed(node.indices[-1]):
             self._indexed.add(node.buffer)
+
+
+def _is_costly(node: Node) -> TypeGuard[PrimExpr]:
+    """Is it a division, or a product of two values that vary?"""
+    if isinstance(node, Mul):
+        return not isinstance(node.a, IntImm) and not isinstance(node.b, IntImm) and node.dtype.is_integral
+    return isinstance(node, Div | FloorDiv | FloorMod | Mod)
 
 
 def _is_contiguous(index: PrimExpr) -> bool:

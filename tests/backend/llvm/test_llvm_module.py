@@ -33,6 +33,7 @@ from relayc.te.tir import (
     For,
     ForKind,
     PrimFunc,
+    SizeVar,
     StringImm,
     Var,
     call_intrin,
@@ -147,6 +148,29 @@ def test_loops_that_llvm_would_vectorize_take_all_passes(dtype: str, is_local: b
     compiler = Compiler(Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell"))
     passes = compiler.emit([te.lower(s, [a, c])["main"]]).passes
     assert passes is (PassSelection.FEW if expected else PassSelection.ALL)
+
+
+@pytest.mark.parametrize(("width", "height", "expected"), [
+    (te.size_var("width"), 12, PassSelection.ALL), (7, 12, PassSelection.ALL), (7, 2, PassSelection.FEW),
+])  # fmt: skip
+def test_addresses_of_many_pixels_are_computed_outside_of_the_sum(width: te.Dim, height: int, expected: PassSelection):
+    """Every second pixel of an image: each in a tile has an address; with few passes, computed in all iterations."""
+    lines, k = te.size_var("lines"), te.reduce_axis((0, 64), "k")
+    a, b = te.placeholder((lines * 2, width * 2 + 1, 64), name="a"), te.placeholder((64, 16), name="b")
+    c = te.compute((lines * width, 16), lambda i, j: te.sum(a[i // width * 2, i % width * 2, k] * b[k, j], k), name="c")
+    s = te.create_schedule([c.op])
+    sums = s.cache_write(c, "local")
+    tile, row = s[c].split(s[c].op.axis[0], factor=height, tail="shift")
+    s[c].unroll(row)
+    s[c].vectorize(s[c].op.axis[1])
+    s[sums].compute_at(s[c], tile)
+    rows, columns = s[sums].op.axis
+    s[sums].reorder(k, rows, columns)
+    s[sums].unroll(rows)
+    s[sums].vectorize(columns)
+    compiler = Compiler(Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512"))
+    sizes = [v for v in (lines, width) if isinstance(v, SizeVar)]
+    assert compiler.emit([te.lower(s, [*sizes, a, b, c])["main"]]).passes is expected
 
 
 def test_corrupt_bytes_are_rejected(module):
