@@ -467,5 +467,5 @@ def const(value: Any, dtype: str | None = None) -> Constant:
     except DTypeError:
         raise
     except (OverflowError, TypeError, ValueError) as error:
-        raise TypeInferenceError(f"a constant of {value!r}: {error}; expected numbers or strings") from error
+        raise TypeInferenceError(f"a constant of {value!r:.80}: {error}; expected numbers or strings") from error
     return Constant(array)

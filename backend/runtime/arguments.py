@@ -51,17 +51,16 @@ def as_sequence(tensor: GraphTensor, value: Any, model: str, where: Device) -> A
 
 def as_string_arrays(tensor: GraphTensor, value: Any, model: str) -> Any:
     """Convert a string input to an object array, a sequence of strings to a list of object arrays."""
+    if tensor.is_sequence and not isinstance(value, list | tuple):
+        got = type(value).__name__
+        raise ArgumentError(f"{_place(tensor, model)}: got {got}; expected a list of arrays of strings")
     try:
-        if not tensor.is_sequence:
-            strings = as_strings(value)
-            check_type(tensor._replace(dtype="string"), strings.shape, "string", model)
-            return strings
-        if not isinstance(value, list | tuple):
-            got = type(value).__name__
-            raise ArgumentError(f"{_place(tensor, model)}: got {got}; expected a list of arrays of strings")
-        return [as_strings(item) for item in value]
+        strings = [as_strings(item) for item in value] if tensor.is_sequence else as_strings(value)
     except ValueError as error:
         raise ArgumentError(f"{_place(tensor, model)}: {error}; expected strings") from error
+    if isinstance(strings, np.ndarray):
+        check_type(tensor._replace(dtype="string"), strings.shape, "string", model)
+    return strings
 
 
 def check_type(

@@ -40,7 +40,7 @@ def _as_string(item: object) -> str:
         return str(item)
     if isinstance(item, bytes):
         return item.decode("utf-8")
-    raise ValueError(f"{item!r} is no string")
+    raise ValueError(f"{item!r:.80} is no string")
 
 
 class StringArray:

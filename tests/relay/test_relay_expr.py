@@ -203,3 +203,9 @@ def test_products_of_constants_without_dimensions_are_arrays() -> None:
     two = np.array(2, np.float32)
     product = relay.Constant(two * two)  # type: ignore[arg-type]
     assert isinstance(product.data, np.ndarray) and product.shape == () and product.data == 4
+
+
+def test_a_constant_that_can_t_be_made_is_named_in_short() -> None:
+    with pytest.raises(CompileError, match=r"a constant of .* expected numbers or strings") as caught:
+        relay.const([*range(100_000), object()], "float32")
+    assert len(str(caught.value)) < 300
