@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from relayc.backend.runtime.errors import raise_if_foreign
@@ -88,7 +89,8 @@ def raise_if_internal(error: Exception, doing: str) -> None:
 
 
 def reports_internal_errors(doing: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A decorator of the compiler's outermost functions: see `raise_if_internal`."""
+    """A decorator of the compiler's outermost functions: see `raise_if_internal`. A call with other arguments than the
+    function has is a TypeError, as of any function."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
@@ -96,9 +98,19 @@ def reports_internal_errors(doing: str) -> Callable[[Callable[_P, _R]], Callable
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                raise_if_internal(error, doing)
+                if not isinstance(error, TypeError) or _takes(function, args, kwargs):
+                    raise_if_internal(error, doing)
                 raise
 
         return call
 
     return decorate
+
+
+def _takes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Has the function parameters for these arguments?"""
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -135,16 +135,20 @@ class _Conversion:
 
 class _Values(ChainMap[str, Expr]):
     """The expressions of a scope by name, and those of the scopes around it; `ids` has the id of each that is computed
-    or an input."""
+    or an input, `absent` the places of nodes that don't give an output that they name, which may not be read."""
 
     def __init__(self, outer: _Values | None = None) -> None:
         super().__init__({}, *([] if outer is None else [outer]))
         self.ids: ChainMap[int, None] = ChainMap({}, *([] if outer is None else [outer.ids]))
+        self.absent: ChainMap[str, str] = ChainMap({}, *([] if outer is None else [outer.absent]))
 
     def __setitem__(self, name: str, value: Expr) -> None:
         super().__setitem__(name, value)
         if not isinstance(value, Constant | Tuple):
             self.ids[id(value)] = None
+
+    def __missing__(self, name: str) -> Expr:
+        raise fault(self.absent[name], f"the output {name!r} is not given by this form of the operator")
 
 
 @dataclass(slots=True)
@@ -417,11 +421,10 @@ class _Importer:
             problem = f"{len(node.output)} outputs of an operator that has {len(results)}"
             raise fault(place, problem)
         for name, result in zip(node.output, results, strict=False):
-            if name == "":
-                continue
-            if result is None:
-                raise fault(place, f"the output {name!r} is not given by this form of the operator")
-            scope.values[name] = result
+            if result is not None and name:
+                scope.values[name] = result
+            elif name:
+                scope.values.absent[name] = place
 
     # checks -----------------------------------------------------------------------------------------------------------
 

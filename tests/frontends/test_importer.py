@@ -9,6 +9,7 @@ import pytest
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from relayc.frontends.onnx import from_onnx
+from relayc.frontends.onnx.errors import OnnxImportError
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.interpreter import create_executor
@@ -173,6 +174,22 @@ def test_only_what_the_outputs_need_is_converted() -> None:
 
 
 # shapes and types -----------------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_an_operator_does_not_give_may_be_named_but_not_read() -> None:
+    norm = helper.make_node(
+        "SkipSimplifiedLayerNormalization", ["x", "x", "scale"], ["y", "mean"], domain="com.microsoft", name="norm"
+    )
+    weights = {"scale": np.ones(3, np.float32)}
+    expected = 2 * X / np.sqrt(np.mean(4.0 * X * X, axis=1, keepdims=True))
+    for nodes, outputs in (([norm], ["y"]), ([norm], ["mean"]), ([norm, node("Relu", ["mean"], ["z"])], ["y", "z"])):
+        proto = model(nodes, outputs=outputs, weights=weights)
+        proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        if outputs == ["y"]:
+            np.testing.assert_allclose(run(proto, X), expected, rtol=1e-5)
+            continue
+        with pytest.raises(OnnxImportError, match=r"node 'norm' .*: the output 'mean' is not given by this form"):
+            from_onnx(proto)
 
 
 def test_named_dimensions_are_one_variable_until_they_are_fixed() -> None:

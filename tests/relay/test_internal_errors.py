@@ -52,6 +52,12 @@ def test_a_fault_of_a_converter_names_the_node(monkeypatch):
     assert "please report it" in str(caught.value)
 
 
+def test_arguments_that_a_function_has_not_are_no_fault_of_the_package():
+    for call in (lambda: from_onnx(model(), x=X), lambda: relay.build(from_onnx(model())[0], traget="llvm"), from_onnx):
+        with pytest.raises(TypeError, match="argument"):
+            call()
+
+
 def test_a_fault_for_sizes_that_are_open_is_no_refusal_of_open_sizes(monkeypatch):
     open_sizes = model()
     open_sizes.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
