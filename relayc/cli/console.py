@@ -52,8 +52,13 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
     name = command.__name__.rstrip("_")
 
     def report(as_json: bool, kind: str, text: str) -> None:
-        if as_json:
-            print(error_json(name, kind, text))
+        try:
+            if as_json:
+                print(error_json(name, kind, text), flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk, of which the error itself may speak: it is on stderr, too
+            pass
         _report(kind, text)
 
     @wraps(command)
@@ -95,7 +100,7 @@ class _LogHandler(logging.Handler):
 def print_result(as_json: bool, command: str, record: Mapping[str, Any], text: Callable[[], object]) -> None:
     """Print the result of a command: `record` as a JSON object, or what `text` prints for people."""
     if as_json:
-        print(result_json(command, record))
+        print(result_json(command, record), flush=True)
     else:
         text()
 

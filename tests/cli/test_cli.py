@@ -289,6 +289,19 @@ def test_output_that_nobody_reads_any_more_ends_quietly(folder: Path) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_can_t_be_written_is_one_block(folder: Path, options: list[str]) -> None:
+    command = [sys.executable, "-u", "-m", "relayc", "run", str(folder / "model.relayc"), *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for arguments, message in ((["--fill", "ones"], "No space left on device"), ([], "no value for x")):
+        with open("/dev/full", "wb") as full:
+            whole = [*command, *arguments]
+            shown = subprocess.run(whole, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+        assert shown.returncode in (1, 2) and message in shown.stderr.decode(), shown.stderr
+        assert b"Traceback" not in shown.stderr
+
+
 def test_an_interrupt_is_said_and_leaves_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
