@@ -269,6 +269,19 @@ def test_ends_of_lines_are_shorter_vectors_without_masks(dtype, shape, axis):
     assert "where=" not in text
 
 
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((8, 50, 30), (0, 2)), ((3, 4, 5, 70, 7), (0, 2, 4)), ((1, 9, 40, 3), (1, 3))], ids=str
+)
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_short_rows_of_several_blocks_are_reduced_across_blocks_first(kind, shape, axis, keepdims):
+    a = RNG.standard_normal(shape).astype("float32")
+    x = te.placeholder(shape, "float32", "x")
+    expected = getattr(np, kind)(a, axis, keepdims=keepdims)
+    text = check(getattr(topi, kind)(x, axis, keepdims), [x], [a], expected, TARGETS[0])
+    assert "_of_lines[ramp(" in text
+
+
 def test_cores_share_the_lines_of_a_large_reduction_with_few_results():
     a = np.ones((4096, 64), "float32")
     x = te.placeholder(a.shape, "float32", "x")

@@ -49,9 +49,11 @@ def reduce_lines_first(s: te.Schedule, anchor: te.Operation, target: Target) -> 
     *before, last = anchor.reduce_axis
     reduction, length = _plain(anchor), extent_of(last)
     assert isinstance(anchor, te.ComputeOp)
-    if reduction is None or not before or not anchor.axis or not isinstance(length, int):
+    kept = [n for n, axis in enumerate(anchor.axis) if extent_of(axis) != 1]
+    if reduction is None or not before or not kept or not isinstance(length, int):
         return None
-    *outer, column = anchor.axis
+    at = kept[-1]  # dimensions of 1 follow where reduced ones are kept
+    outer, column = anchor.axis[:at], anchor.axis[at]
     lanes, columns = vector_lanes(target), extent_of(column)
     found = [(only_variable(i[-2]), only_variable(i[-1])) for _, i in reads(anchor) if len(i) > 1]
     adjacent = any(row is column.var and inner is last.var for row, inner in found)
@@ -63,15 +65,16 @@ def reduce_lines_first(s: te.Schedule, anchor: te.Operation, target: Target) -> 
         return Reduce(reduction.combiner, source, tuple(axes), convert(True), 0)
 
     def line(*i: Any) -> PrimExpr:
-        at = {axis.var: v for axis, v in zip(outer, i[:-1], strict=True)}
-        at |= {axis.var: k.var for axis, k in zip(before, over, strict=True)}
-        at |= {column.var: i[-1] // length, last.var: i[-1] % length}
-        return reduced(over, *[substitute(e, {v: convert(x) for v, x in at.items()}) for e in reduction.source])
+        places = {axis.var: v for axis, v in zip(outer, i[:-1], strict=True)}
+        places |= {axis.var: k.var for axis, k in zip(before, over, strict=True)}
+        places |= {column.var: i[-1] // length, last.var: i[-1] % length}
+        places |= {axis.var: te.const(0) for axis in anchor.axis[at + 1 :]}
+        return reduced(over, *[substitute(e, {v: convert(x) for v, x in places.items()}) for e in reduction.source])
 
     shape = [*[extent_of(axis) for axis in outer], columns * length]
     lines = te.compute(shape, line, name=f"{anchor.name}_of_lines")
     k = te.reduce_axis((0, length), name=last.var.name)
-    along = lambda *i: reduced([k], lines(*i[:-1], i[-1] * length + k))  # noqa: E731
+    along = lambda *i: reduced([k], lines(*i[:at], i[at] * length + k))  # noqa: E731
     s.recompute(anchor.output(0), te.compute(anchor.output(0).shape, along, name=anchor.name, attrs=anchor.attrs))
     return s.current(lines)
 
