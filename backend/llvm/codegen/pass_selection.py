@@ -32,7 +32,6 @@ from relayc.te.tir import (
     PrimExpr,
     PrimFunc,
     Ramp,
-    SizeVar,
     Stmt,
     Var,
     While,
@@ -102,7 +101,7 @@ class _Walk(Visitor[None]):
         self.runs_many_times = False
         self._loops: list[_Loop] = []
         self._open: list[_Loop] = []
-        self._is_dynamic = any(isinstance(p, SizeVar) for p in function.params)
+        self._is_dynamic = any(not isinstance(n, int) for b in function.buffer_map.values() for n in b.shape)
         self._local: set[Buffer] = set()
         self._indexed: set[Buffer] = set()
         self._fixed: set[Var] = set()

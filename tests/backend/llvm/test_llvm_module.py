@@ -150,12 +150,17 @@ def test_loops_that_llvm_would_vectorize_take_all_passes(dtype: str, is_local: b
     assert passes is (PassSelection.FEW if expected else PassSelection.ALL)
 
 
-@pytest.mark.parametrize(("width", "height", "expected"), [
-    (te.size_var("width"), 12, PassSelection.ALL), (7, 12, PassSelection.ALL), (7, 2, PassSelection.FEW),
+@pytest.mark.parametrize(("lines", "width", "height", "expected"), [
+    (te.size_var("lines"), te.size_var("width"), 12, PassSelection.ALL),
+    (te.size_var("lines"), 7, 12, PassSelection.ALL),
+    (te.size_var("lines"), 7, 2, PassSelection.FEW),
+    (96, 7, 12, PassSelection.FEW),  # divisions by constants are moved out when instructions are selected
 ])  # fmt: skip
-def test_addresses_of_many_pixels_are_computed_outside_of_the_sum(width: te.Dim, height: int, expected: PassSelection):
+def test_addresses_of_many_pixels_are_computed_outside_of_the_sum(
+    lines: te.Dim, width: te.Dim, height: int, expected: PassSelection
+):
     """Every second pixel of an image: each in a tile has an address; with few passes, computed in all iterations."""
-    lines, k = te.size_var("lines"), te.reduce_axis((0, 64), "k")
+    k = te.reduce_axis((0, 64), "k")
     a, b = te.placeholder((lines * 2, width * 2 + 1, 64), name="a"), te.placeholder((64, 16), name="b")
     c = te.compute((lines * width, 16), lambda i, j: te.sum(a[i // width * 2, i % width * 2, k] * b[k, j], k), name="c")
     s = te.create_schedule([c.op])
