@@ -86,8 +86,8 @@ class StructuralEqual:
             if not isinstance(b, dict) or a.keys() != b.keys():
                 return self._fail(path)
             return self._compare_pairs([((k,), a[k], b[k]) for k in a], path)
-        same = a is b or (a.__class__ is b.__class__ and bool(a == b)) or (a == b and isinstance(a, str))
-        return same or self._fail(path)
+        comparable = a.__class__ is b.__class__ or (isinstance(a, str) and isinstance(b, str))
+        return a is b or (comparable and bool(a == b)) or self._fail(path)
 
     def _compare_pairs(self, pairs: Iterable[tuple[_Step, Any, Any]], path: _Path) -> bool:
         return all(self._compare(x, y, (path, step)) for step, x, y in pairs)

@@ -23,6 +23,16 @@ def test_first_difference_names_the_path():
     assert first_difference(make_loop(Var("i"), 1.0), make_loop(Var("i"), 2.0)) == ".body.body.value.b.value"
 
 
+def test_parts_of_different_kinds_differ():
+    """A node, a number, text, nothing: comparing them never makes an expression of the two."""
+    a, i, mask = decl_buffer((4,), name="a"), Var("i"), Var("mask", "bool")
+    plain, masked = BufferLoad(a, (i,)), BufferLoad(a, (i,), mask)
+    assert first_difference(plain, masked) == first_difference(masked, plain) == ".predicate"
+    for one in (i, 4, "4", None):
+        for other in (i, 4, "4", None):
+            assert structural_equal([one], [other]) == (one is other)
+
+
 def test_rebuild_returns_the_same_object_when_nothing_changed():
     function = make_loop(Var("i"), 1.0)
     assert Mutator().visit(function) is function
