@@ -90,6 +90,7 @@ def export_graph(module: GraphModule) -> Exported:
     Raises `TorchExportError` for a graph that torch can't export.
     """
     graph = deepcopy(module.graph)
+    _inputs_first(graph)
     constants = _constants_as_inputs(graph, module)
     positions = [node for node in graph.nodes if node.op == "placeholder"]
     sizes_from_shapes(graph)
@@ -107,6 +108,13 @@ def export_graph(module: GraphModule) -> Exported:
     kept = tuple(constants[position - count] for position in arguments if position >= count)
     sizes = frozenset(at for at, node in enumerate(outputs) if not isinstance(node.meta["val"], torch.Tensor))
     return Exported(proto, tuple(position for position in arguments if position < count), kept, tuple(results), sizes)
+
+
+def _inputs_first(graph: Graph) -> None:
+    """Move the inputs before everything else: of a part of a graph they come where each is first used."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in graph.find_nodes(op="placeholder"):
+        first.prepend(node)
 
 
 def _constants_as_inputs(graph: Graph, module: GraphModule) -> list[torch.Tensor]:

@@ -93,16 +93,4 @@ def split(module: GraphModule, refused: frozenset[str]) -> tuple[GraphModule, li
     """The graph with the parts between the refused operators as submodules, and the names of these."""
     partitioner = CapabilityBasedPartitioner(module, _Supported(module, refused))
     whole = partitioner.fuse_partitions(partitioner.propose_partitions())
-    parts = [str(node.target) for node in whole.graph.nodes if node.op == "call_module"]
-    for name in parts:
-        part = whole.get_submodule(name)
-        assert isinstance(part, GraphModule), "the partitioner makes graphs"
-        _inputs_first(part.graph)
-    return whole, parts
-
-
-def _inputs_first(graph: Graph) -> None:
-    """Move the inputs, which the partitioner leaves where they are first used, before everything else."""
-    computed = [node for node in graph.nodes if node.op != "placeholder"]
-    for node in graph.find_nodes(op="placeholder"):
-        computed[0].prepend(node)
+    return whole, [str(node.target) for node in whole.graph.nodes if node.op == "call_module"]

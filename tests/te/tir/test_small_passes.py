@@ -279,42 +279,38 @@ def test_padding_is_partitioned_on_a_hint():
     ]
 
 
-def test_borders_of_images_of_any_size_are_not_cut_again():
-    """Rows inside have three loops over columns, those at the border one, whose tests ask for both."""
+def cut_image_of_any_size(*, of_rows: str = "", of_columns: str) -> PrimFunc:
+    """A shifted image within a border of zeros, partitioned by the pragmas of its loops, and checked."""
     h, w = SizeVar("h"), SizeVar("w")
     a, b = decl_buffer((h, w), name="A"), decl_buffer((h, w), name="B")
     inside = all_of(i >= 1, i < h - 1, j >= 1, j < w - 1)
     value = call_intrin("float32", "if_then_else", inside, BufferLoad(a, (i - 1, j - 1)), const(0.0))
-    columns = For(j, const(0), w, ForKind.SERIAL, BufferStore(b, value, (i, j)), {"pragma_loop_partition_hint": True})
-    rows = For(i, const(0), h, ForKind.PARALLEL, columns, {"pragma_loop_partition_hint": True})
+    columns = For(j, const(0), w, ForKind.SERIAL, BufferStore(b, value, (i, j)), {of_columns: True})
+    rows = For(i, const(0), h, ForKind.PARALLEL, columns, {of_rows: True} if of_rows else {})
     cut = loop_partition(function(rows, a, b))
-    assert str(cut).count("B[") == 3 + 1
     values, result = np.arange(20, dtype=np.float32).reshape(4, 5), np.ones((4, 5), np.float32)
     interpret(cut, values, result)
     expected = np.zeros((4, 5), np.float32)
     expected[1:-1, 1:-1] = values[:-2, :-2]
     np.testing.assert_array_equal(result, expected)
+    return cut
+
+
+def test_borders_of_images_of_any_size_are_not_cut_again():
+    """Rows inside have three loops over columns, those at the border one, whose tests ask for both."""
+    hint = "pragma_loop_partition_hint"
+    assert str(cut_image_of_any_size(of_rows=hint, of_columns=hint)).count("B[") == 3 + 1
 
 
 def test_iterations_have_two_versions_where_a_loop_asks_for_them():
     """One test joins the guards of all loops around."""
-    h, w = SizeVar("h"), SizeVar("w")
-    a, b = decl_buffer((h, w), name="A"), decl_buffer((h, w), name="B")
-    inside = all_of(i >= 1, i < h - 1, j >= 1, j < w - 1)
-    value = call_intrin("float32", "if_then_else", inside, BufferLoad(a, (i - 1, j - 1)), const(0.0))
-    columns = For(j, const(0), w, ForKind.SERIAL, BufferStore(b, value, (i, j)), {"pragma_loop_versions": True})
-    cut = loop_partition(function(For(i, const(0), h, ForKind.PARALLEL, columns), a, b))
+    cut = cut_image_of_any_size(of_columns="pragma_loop_versions")
     assert lines(cut)[2:5] == [
         "            if i >= 1 and i + 1 < h and j >= 1 and j + 1 < w:",
         "                B[i, j] = A[i - 1, j - 1]",
         "            else:",
     ]
     assert str(cut).count("B[") == 2
-    values, result = np.arange(20, dtype=np.float32).reshape(4, 5), np.ones((4, 5), np.float32)
-    interpret(cut, values, result)
-    expected = np.zeros((4, 5), np.float32)
-    expected[1:-1, 1:-1] = values[:-2, :-2]
-    np.testing.assert_array_equal(result, expected)
 
 
 def test_small_extents_have_no_loop_for_the_middle():
