@@ -21,6 +21,8 @@ __all__ = ["DenseBits", "DenseBlocks", "QuantizeBlocks", "TakeBits", "dense_bits
 _T = TypeVar("_T")
 PANEL = 16
 """Columns of a panel: whole vectors of 32-bit elements on every processor."""
+_ROWS_AT_ONCE = 64
+"""Rows of codes whose order is changed at a time: with what is computed of them they stay in the L2 cache."""
 
 
 class _BlockProduct(OpDef):
@@ -247,16 +249,32 @@ def _by_column(x: Array) -> Array:
 
 def _in_panels(x: Array) -> Array:
     """Columns (N, n) in panels (ceil(N / NR), n, NR), padded with zeros."""
-    padded = np.pad(x, [(0, -len(x) % PANEL), (0, 0)])
-    return np.ascontiguousarray(padded.reshape(-1, PANEL, x.shape[1]).transpose(0, 2, 1))
+    whole, rest = divmod(len(x), PANEL)
+    panels = np.zeros((-(-len(x) // PANEL), x.shape[1], PANEL), x.dtype)
+    panels[:whole] = x[: whole * PANEL].reshape(whole, PANEL, x.shape[1]).transpose(0, 2, 1)
+    panels[whole:, :, :rest] = x[whole * PANEL :].T
+    return panels
 
 
 def _words(packed: Array, bits: int) -> Array:
     """Bytes (N, K * bits / 8), the first code of each in its low bits, as the words (N, K * bits / 32) of a panel."""
+    words = np.ascontiguousarray(packed).view("<u4")
     if bits == 4:
-        codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(packed), -1, 2, 4)
-        packed = (codes[:, :, 0] | codes[:, :, 1] << np.uint8(4)).reshape(len(packed), -1)
-    return np.ascontiguousarray(packed).view("<i4")
+        words = words.copy()
+        for first in range(0, len(words), _ROWS_AT_ONCE):
+            _interleave(words[first : first + _ROWS_AT_ONCE])
+    return words.view("<i4")
+
+
+def _interleave(words: Array) -> None:
+    """Put the codes 0 to 7 of each word into the order 0, 4, 1, 5, 2, 6, 3, 7, in place."""
+    for bits, mask in ((8, 0x0000FF00), (4, 0x00F000F0)):  # the middle bytes, then the middle codes of each half, swap
+        differ = words >> np.uint32(bits)
+        differ ^= words
+        differ &= np.uint32(mask)
+        words ^= differ
+        differ <<= np.uint32(bits)
+        words ^= differ
 
 
 def _narrowest(x: Array) -> Array:
