@@ -65,11 +65,17 @@ _FLOAT64 = Format(
 )  # fmt: skip
 _COARSE_EXP = (0.5, 0.16749244928359985, 0.041832536458969116)
 """(expm1(r) - r) / r^2 on |r| <= ln(2)/2, with an error of 2^-15."""
-_POWERS = {
-    parts: [int(np.float32(2 ** (j / parts)).view(np.int32)) - (j << 23) // parts for j in range(parts)]
-    for parts in (4, 8)
-}
-"""Bits of 2^(j/parts) less j << 23 // parts, the contribution of j when n = parts k + j is shifted to the exponent."""
+
+
+def _powers(of: Format, bits: int, parts: int) -> list[int]:
+    """Bits of 2^(j/parts) less (j << mantissa) // parts, the contribution of j when n = parts k + j is shifted to the
+    exponent."""
+    powers = np.array([2 ** (j / parts) for j in range(parts)], f"f{bits // 8}").view(f"i{bits // 8}")
+    return [int(power) - (j << of.mantissa) // parts for j, power in enumerate(powers)]
+
+
+_POWERS = {(32, 4): _powers(_FLOAT32, 32, 4), (32, 8): _powers(_FLOAT32, 32, 8), (64, 8): _powers(_FLOAT64, 64, 8)}
+"""The tables of `Builder.power_of_two_fraction`, by the bits of their type and the number of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,15 +237,19 @@ class Builder:
 
     # Exponents
 
-    def reduce_exp(self, x: PrimExpr, offset: int, unit: float = 1.0) -> tuple[Var, Var]:
-        """(t, r) with x = unit (n ln(2) + r); the low bits of t hold n + `offset`. `unit` is a power of two."""
+    def reduce_exp(
+        self, x: PrimExpr, offset: int, unit: float = 1.0, rest: PrimExpr | None = None
+    ) -> tuple[Var, Var]:
+        """(t, r) with x = unit n ln(2) + r, or x + `rest`; the low bits of t hold n + `offset`. `unit` is a power of
+        two."""
         f = self.format
         start = f.magic + offset
-        t = self.let(self.fma(x, 1 / (unit * math.log(2)), start), "t")
+        t = self.let(self.fma(x if rest is None else x + rest, 1 / (unit * math.log(2)), start), "t")
         whole = self.let(t - self.const(start), "whole")
         if self.coarse:
             return t, self.let(self.fma(whole, -unit * math.log(2), x), "r")
-        return t, self.let(self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x)), "r")
+        r = self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x))
+        return t, self.let(r if rest is None else r + rest, "r")
 
     def scaled_expm1(self, power: PrimExpr, r: PrimExpr, rest: PrimExpr, unit: float = 1.0) -> PrimExpr:
         """power unit (e^(r / unit) - 1) + rest, for an r reduced in this unit.
@@ -276,10 +286,10 @@ class Builder:
         return self.from_bits(self.lookup(index, words.tolist()))
 
     def power_of_two_fraction(self, t: PrimExpr, parts: int) -> PrimExpr:
-        """2^(n/parts) in float32 with n in the low bits of t, for 4 or 8 parts; requires `has_lookup`."""
+        """2^(n/parts) with n in the low bits of t, for 8 parts, or 4 of float32; requires a lookup."""
         n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
         exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))
-        return self.from_bits(exponent + self.lookup(n, _POWERS[parts]))
+        return self.from_bits(exponent + self.lookup(n, _POWERS[self.of.bits, parts]))
 
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
         """The low bits of t, shifted to the exponent field."""

@@ -9,8 +9,12 @@ from relayc.backend.vector_math.builder import Builder
 from relayc.te.dtype import dtype
 from relayc.te.tir import Call, Max, Min, PrimExpr, Select, Var
 
-_EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
-"""expm1(r) / r on |r| <= ln(2)/16"""
+EXP_OF_EIGHTH = {
+    32: (1.0, 0.5000645518302917, 0.16666898131370544),
+    64: (1.0, 0.5000000000000818, 0.16666666666667918, 0.04166666647790582, 0.008333333308606944,
+         0.0013890133012593193, 0.00019842748381296947),
+}  # fmt: skip
+"""expm1(r) / r on |r| <= ln(2)/16, in float64 on |r| <= 0.05"""
 _COARSE_EXP_OF_QUARTER = (1.0, 0.17344923317432404, 0.015022988431155682)
 """2^(f/4) on |f| <= 1/2, with an error of 2^-15"""
 _POWER_SLOPE, _POWER_START, _POWER_ADDED, _POWER_EXTRA = (
@@ -28,8 +32,16 @@ _HALF_REACH, _BRAIN_REACH = (-18.0, 12.0, 1.0), (-100.0, 100.0, 0.5)
 """(low, high, factor) for float16 and bfloat16: e^x is 0 below low, infinite above high and computed from e^(factor x),
 for bfloat16 as a square."""
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
-_SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
-_COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
+_SINH = {
+    32: (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487),
+    64: (0.16666666666666677, 0.008333333333321376, 0.0001984126988686874, 2.7557243372677723e-06,
+         2.5109357567084116e-08),
+}  # fmt: skip
+_COSH = {
+    32: (0.5, 0.041666459292173386, 0.0013935428578406572),
+    64: (0.5000000000000012, 0.04166666666651929, 0.0013888888946096123, 2.4801490822658967e-05,
+         2.7630986282359766e-07),
+}  # fmt: skip
 _GELU_ROOT = (0.7864480018615723, -0.04847414419054985, -0.009474602527916431)
 _GELU_ADDED = (0.27375075221061707, -0.018210923299193382, -1.000840663909912, -0.9974647760391235)
 """Coefficients of `fast_gelu` for 0 <= x <= 5.5, found by search and least squares."""
@@ -110,7 +122,7 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     if b.coarse and b.has_scaling():
         return _scaled_exp(b, x)
     x = b.let(Max(x, b.const(-b.format.bias * math.log(2))), "x")  # here 2^n is 0; NaN stays NaN
-    if b.has_lookup():
+    if b.has_lookup() or b.has_wide_lookup():
         return _exp_by_eighths(b, x)
     t, r = b.reduce_exp(x, b.format.bias)
     power = b.let(b.power_of_two(t), "power")
@@ -139,7 +151,7 @@ def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
         return power * ratio
     t, r = b.reduce_exp(x, 0, 1 / 8)
     power = b.let(b.power_of_two_fraction(t, 8), "power")
-    return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
+    return b.fma(b.polynomial(r, EXP_OF_EIGHTH[b.of.bits]), r * power, power)
 
 
 def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -245,16 +257,8 @@ def fast_gelu(b: Builder, x: PrimExpr) -> PrimExpr:
     return b.fma(-size, tail, Max(x, b.const(0.0)))
 
 
-def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:
-    """e^size / 2 for size >= 0, which may overflow where e^size / 4 does not."""
-    t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), b.format.bias - 2)
-    power = b.let(b.power_of_two(t), "power")
-    quarter = b.let(b.scaled_expm1(power, r, power), "quarter")
-    return b.let(quarter + quarter, "e")
-
-
 def _halves(b: Builder, size: Var) -> tuple[Var, Var, PrimExpr, PrimExpr]:
-    """(p + q, p - q, sinh(r), cosh(r) - 1) in float32, with p = 2^n / 4, q = 2^-n / 4, size = n ln(2) + r >= 0.
+    """(p + q, p - q, sinh(r), cosh(r) - 1), with p = 2^n / 4, q = 2^-n / 4, size = n ln(2) + r >= 0.
 
     One reduction serves half of e^size and half of e^-size: their sum is (p + q) cosh(r) + (p - q) sinh(r), their
     difference (p - q) cosh(r) + (p + q) sinh(r), both to be doubled; scaled by 2^n / 2, p would overflow first.
@@ -264,26 +268,17 @@ def _halves(b: Builder, size: Var) -> tuple[Var, Var, PrimExpr, PrimExpr]:
     bits = b.let(b.exponent_bits(t), "bits")
     inverse = Max(b.word(2 * (bias - 2) << mantissa) - bits, b.word(0))  # 0 where it is negligible
     p, q, square = b.let(b.from_bits(bits), "p"), b.let(b.from_bits(inverse), "q"), b.let(r * r, "square")
-    sine = b.fma(b.polynomial(square, _SINH), r * square, r)
-    return b.let(p + q, "sum"), b.let(p - q, "difference"), sine, b.polynomial(square, _COSH) * square
+    sine = b.fma(b.polynomial(square, _SINH[b.of.bits]), r * square, r)
+    return b.let(p + q, "sum"), b.let(p - q, "difference"), sine, b.polynomial(square, _COSH[b.of.bits]) * square
 
 
 def sinh(b: Builder, x: PrimExpr) -> PrimExpr:
-    size = b.magnitude(x)
-    if b.of.bits == 32:
-        total, difference, sine, cosine = _halves(b, size)
-        half = b.let(difference + b.fma(total, sine, difference * cosine), "half")
-        return b.with_sign_of(half + half, x)
-    t = b.let(expm1(b, Min(size, b.const(30.0))), "t")
-    near, e = (t + t / (t + b.const(1.0))) * b.const(0.5), _half_exp(b, size)
-    return b.with_sign_of(Select(size < b.const(20.0), near, e - b.const(0.25) / e), x)
+    total, difference, sine, cosine = _halves(b, b.magnitude(x))
+    half = b.let(difference + b.fma(total, sine, difference * cosine), "half")
+    return b.with_sign_of(half + half, x)
 
 
 def cosh(b: Builder, x: PrimExpr) -> PrimExpr:
-    size = b.magnitude(x)
-    if b.of.bits == 32:
-        total, difference, sine, cosine = _halves(b, size)
-        half = b.let(total + b.fma(total, cosine, difference * sine), "half")
-        return half + half
-    e = _half_exp(b, size)
-    return e + b.const(0.25) / e
+    total, difference, sine, cosine = _halves(b, b.magnitude(x))
+    half = b.let(total + b.fma(total, cosine, difference * sine), "half")
+    return half + half

@@ -25,6 +25,11 @@ _LOG_OF_PIECE64 = (-0.5000000000000001, 0.3333333333333217, -0.2499999999989931,
                    -0.16666666900120558, 0.14285708377042555, -0.124998055869466, 0.11113571209670917,
                    -0.10067524215006966, 0.08776965954752619)  # fmt: skip
 
+# float64: (log(1 + f) - f) / f^2 on [-1/16, 1/14]
+_LOG1P_OF_PIECE = (-0.5000000000000012, 0.3333333333332759, -0.24999999999438194, 0.20000000014267857,
+                   -0.16666667398288984, 0.14285703473258277, -0.12499605001270805, 0.11114235297312111,
+                   -0.10094676158160532, 0.08815183892372074)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
@@ -48,7 +53,7 @@ _NATURAL = Pieces(
      0.7998161315917969, 0.7224082946777344),
     tuple([n / 2.0**16 for n in (-18865, -13234, -8158, -2787, 0, 7880, 14639, 21310)]),
 )  # fmt: skip
-_NATURAL64 = Pieces(
+NATURAL64 = Pieces(
     0.72,
     (1.333984375, 1.224609375, 1.1328125, 1.04296875, 1.0, 0.88671875, 0.80078125, 0.72265625),
     tuple([n / 2.0**40 for n in (-316846523646, -222785152237, -137112924636, -46257788900, 0, 132191453962,
@@ -56,8 +61,14 @@ _NATURAL64 = Pieces(
     (-7.445357054751763e-14, -1.8617942194902064e-13, 7.556920687451337e-14, -4.0648421088095284e-13, 0.0,
      6.083738419972574e-14, 1.0970699320566433e-13, -2.8089014148582744e-13),
 )  # fmt: skip
-_LARGE = 1e9
-"""Above this argument, the inverse hyperbolic sine and cosine of x are log(2 x)."""
+_SEVENTH_INVERSES = (1.0, 0.875, 0.77734375, 0.7001953125, 0.63671875, 0.5830078125, 0.5380859375, 0.5)
+_SEVENTH_LOGS = tuple([n / 2.0**40 for n in (0, 146819318864, 276936874139, 391861507610, 496349503513, 593246657903,
+                                             681408033756, 762123384786)])  # fmt: skip
+_SEVENTH_RESTS = (0.0, -1.9551393909415374e-13, 9.331234677945918e-14, -2.1426337981558672e-13, 1.032095196170246e-13,
+                  -4.243585779970869e-13, -5.203080815478623e-14, -1.7239444525614835e-13)  # fmt: skip
+"""Approximate reciprocals of 1 + i/7 in float64, and minus their logarithms as sums of two values, for i to 7."""
+_LARGE = {32: 1e9, 64: 1e17}
+"""Above this argument, by the bits of its type, the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,7 @@ def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
 
 def natural_pieces(b: Builder) -> Pieces | None:
     """The table of natural logarithms, if the target has an instruction that looks up in it."""
-    return _NATURAL if b.has_lookup() else _NATURAL64 if b.has_wide_lookup() else None
+    return _NATURAL if b.has_lookup() else NATURAL64 if b.has_wide_lookup() else None
 
 
 _LogOfReduced = Callable[[Builder, PrimExpr, Var, Piece | None], PrimExpr]
@@ -215,9 +226,20 @@ def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def log1p_fraction(b: Builder, x: PrimExpr) -> PrimExpr:
     """log(1 + x) for 0 <= x <= 1, or NaN."""
+    if b.has_wide_lookup():
+        return _log1p_by_sevenths(b, x)
     if b.of.bits == 64:
         return log1p(b, x)
     return b.fma(b.let(x * x, "square"), b.polynomial(x, _LOG1P), x)
+
+
+def _log1p_by_sevenths(b: Builder, x: PrimExpr) -> PrimExpr:
+    """log(1 + x) from the multiple of 1/7 next to x."""
+    index = b.let(b.bits(b.fma(x, 7.0, b.format.magic)), "index")
+    inverse = b.let(b.lookup_float(index, _SEVENTH_INVERSES), "inverse")
+    f = b.let(b.fma(x, inverse, inverse - b.const(1.0)), "f")
+    rest = b.fma(b.let(f * f, "square"), b.polynomial(f, _LOG1P_OF_PIECE), b.lookup_float(index, _SEVENTH_RESTS))
+    return b.lookup_float(index, _SEVENTH_LOGS) + (f + rest)
 
 
 def _log_of_double(b: Builder, large: PrimExpr, size: PrimExpr, rest: PrimExpr) -> PrimExpr:
@@ -228,14 +250,14 @@ def _log_of_double(b: Builder, large: PrimExpr, size: PrimExpr, rest: PrimExpr) 
 
 def asinh(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
-    large = b.let(size > b.const(_LARGE), "large")
+    large = b.let(size > b.const(_LARGE[b.of.bits]), "large")
     square = b.let(size * size, "square")
     root = b.unary("sqrt", square + b.const(1.0))
     return b.with_sign_of(_log_of_double(b, large, size, size + square / (root + b.const(1.0))), x)
 
 
 def acosh(b: Builder, x: PrimExpr) -> PrimExpr:
-    large = b.let(x > b.const(_LARGE), "large")
+    large = b.let(x > b.const(_LARGE[b.of.bits]), "large")
     t = b.let(x - b.const(1.0), "t")
     result = _log_of_double(b, large, x, t + b.unary("sqrt", t * (t + b.const(2.0))))
     return Select(x < b.const(1.0), b.const(math.nan), result)

@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable
 
 from relayc.backend.vector_math.builder import Builder
-from relayc.backend.vector_math.exponentials import exp2
-from relayc.backend.vector_math.logarithms import Pieces, log2, piece
+from relayc.backend.vector_math.exponentials import EXP_OF_EIGHTH, exp2
+from relayc.backend.vector_math.logarithms import NATURAL64, Pieces, log2, piece
 from relayc.te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from relayc.te.tir.ops import all as all_of
 
-# (atanh(s) / s - 1) / s^2 in s^2, to (sqrt(2) - 1) / (sqrt(2) + 1)
+# 2 / ln(2) (atanh(s) / s - 1) / s^2 in s^2, to (sqrt(2) - 1) / (sqrt(2) + 1)
 _ATANH = {
-    32: (0.3333333134651184, 0.20000486075878143, 0.1424938589334488, 0.12139878422021866),
-    64: (0.3333333333333367, 0.19999999999707327, 0.14285714371195798, 0.11111099286420238, 0.09091782171110672,
-         0.07657025081128879, 0.07397976762542333),
+    32: (0.9617967009544373, 0.5770790576934814, 0.4119065999984741, 0.33692291378974915),
+    64: (0.9617966939259756, 0.577078016355654, 0.4121985830826872, 0.3205989034384431,
+         0.26230762092467264, 0.22198707901317508, 0.19119313211257483, 0.1908953488066483),
 }  # fmt: skip
 # (2^r - 1) / r on [-1/2, 1/2]
 _EXP2 = (0.6931471824645996, 0.24022650718688965, 0.05550359562039375, 0.009618062525987625, 0.0013390984386205673,
@@ -41,6 +41,10 @@ _LOG2_OF_PIECE = (
     (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955),
 )
 """Coefficients of log2(1 + r) / r on [-0.062, 0.0625]; the second set is for exponents up to `_FLAT_EXPONENT`."""
+# float64: -2 (log(1 + f) - f + f^2/2) / f^3 on [-0.056, 0.065]
+_LOG_OF_PIECE = (-0.6666666666666686, 0.4999999999999203, -0.39999999999247104, 0.3333333335310105,
+                 -0.2857142954364224, 0.24999983933012562, -0.22221658872401648, 0.20005200064219397,
+                 -0.18333317839413757, 0.16129145681213158)  # fmt: skip
 # (2^f - 1) / f on [-0.13, 0.13]
 _EXP2_OF_EIGHTH = (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531)
 
@@ -115,7 +119,7 @@ def _power_of_float64(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """x^y: by a logarithm as an unevaluated sum of two floats, or by the C library."""
     vanishes = b.let(all_of(b.bits(x) == b.word(0), y > b.const(0.0)), "vanishes")
     base = b.let(Select(vanishes, b.const(1.0), x), "base")
-    exponent, power = _power(b, base, y)
+    exponent, power = (_power_by_pieces if b.has_wide_lookup() else _power)(b, base, y)
     rank = Max(b.rank(base, b.format.smallest), _raised_rank(b, exponent, _WIDE_POWER_REACH))
     result = b.let(Select(vanishes, b.const(0.0), power), "result")
     return b.likely_branch(rank, math.inf, result, Call(b.of, "pow", (x, y)), above=b.format.smallest)
@@ -147,14 +151,37 @@ def _power(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
     total = b.let(e + high, "total")
     low = b.let(low + (high - (total - e)), "low")
     z = b.let(y * total, "z")
-    z_low = b.fma(y, low, b.fma(y, total, -z))
+    z_low = b.let(b.fma(y, low, b.fma(y, total, -z)), "z_low")  # not small: multiplied by an exponent
     start = b.const(b.format.magic + b.format.bias)
-    t = b.let(z + start, "t")
+    t = b.let((z + z_low) + start, "t")
     r = b.let((z - (t - start)) + z_low, "r")
     power = b.let(b.power_of_two(t), "power")
     if b.of.bits == 64:
         return z, b.let(b.scaled_expm1(power, b.let(r * b.const(math.log(2)), "r"), power), "result")
     return z, b.let(b.fma(b.polynomial(r, _EXP2), r * power, power), "result")
+
+
+def _power_by_pieces(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
+    """(y log(x), x^y) in float64 for positive normal x, where the power is normal; requires `has_wide_lookup`.
+
+    log(x) is a sum of two floats: the first has the piece's logarithm and f - f^2/2, the other their rounding errors
+    and the terms from f^3 on.
+    """
+    f, at = piece(b, x, NATURAL64).with_rounding(b)
+    assert at.log is not None and at.rest is not None
+    unit = b.format.unit
+    whole = b.let(b.fma(at.n, b.format.ln2_high * unit, at.log), "whole")
+    total = b.let(whole + f, "total")
+    half = b.let(f * b.const(-0.5), "half")
+    square = b.let(half * f, "square")
+    high = b.let(total + square, "high")
+    errors = ((whole - total) + f) + ((total - high) + square) + b.fma(half, f, -square)
+    small = b.fma(at.n, b.format.ln2_low * unit, at.rest) + errors
+    low = b.fma(b.polynomial(f, _LOG_OF_PIECE), f * square, small)
+    z = b.let(y * high, "z")
+    t, r = b.reduce_exp(z, 0, 1 / 8, b.let(b.fma(y, low, b.fma(y, high, -z)), "rest"))
+    power = b.let(b.power_of_two_fraction(t, 8), "power")
+    return z, b.let(b.fma(b.polynomial(r, EXP_OF_EIGHTH[64]), r * power, power), "result")
 
 
 def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:
@@ -169,7 +196,7 @@ def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:
     square = b.let(s * s, "square")
     whole, part = _TWO_OVER_LN2[b.of.bits]
     high = b.let(s * b.const(whole), "high")
-    tail = b.fma(square * b.polynomial(square, _ATANH[b.of.bits]), whole, part)
+    tail = b.fma(b.polynomial(square, _ATANH[b.of.bits]), square, part)
     return high, b.fma(s, tail, b.fma(s_low, whole, b.fma(s, whole, -high)))
 
 

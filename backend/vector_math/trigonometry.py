@@ -9,9 +9,21 @@ from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Select, Var
 from relayc.te.tir.ops import all as all_of, any as any_of
 
 # (f(x) / x - 1) / x^2 in x^2: atan to 1, asin to 1/2, sin to pi/4; cos: (cos(x) - 1 + x^2/2) / x^4
-_ATAN = (-0.33333322405815125, 0.19998681545257568, -0.14257045090198517, 0.1086575910449028, -0.08009681850671768,
-         0.04891432076692581, -0.02002674713730812, 0.003866738872602582)  # fmt: skip
-_ASIN = (0.16666673123836517, 0.07498855143785477, 0.045001380145549774, 0.026554541662335396, 0.03808502480387688)
+_ATAN = {
+    32: (-0.33333322405815125, 0.19998681545257568, -0.14257045090198517, 0.1086575910449028, -0.08009681850671768,
+         0.04891432076692581, -0.02002674713730812, 0.003866738872602582),
+    64: (-0.3333333333333302, 0.19999999999944268, -0.14285714282181675, 0.11111110995908832, -0.09090906812665642,
+         0.07692277677819165, -0.06666386806559987, 0.058804272191223445, -0.052530783065543436, 0.047208494315127504,
+         -0.04215367849911121, 0.03656514353516968, -0.02978335206593911, 0.021838074673802617, -0.013763346705652345,
+         0.007099985521128468, -0.0028355190990207095, 0.000813964717957847, -0.00014841831625624026,
+         1.2851805242397334e-05),
+}  # fmt: skip
+_ASIN = {
+    32: (0.16666673123836517, 0.07498855143785477, 0.045001380145549774, 0.026554541662335396, 0.03808502480387688),
+    64: (0.16666666666665414, 0.07500000000336159, 0.044642856828899534, 0.03038195911733698, 0.022371758446531893,
+         0.017359699724441763, 0.013885277355233849, 0.012168981705047146, 0.006528796930095426, 0.019526441096043522,
+         -0.016221994703234138, 0.031911100966277514),
+}  # fmt: skip
 _SIN = {
     32: (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226),
     64: (-0.1666666666666663, 0.008333333333322118, -0.00019841269829589558, 2.7557313621376087e-06,
@@ -125,14 +137,14 @@ def _arc(b: Builder, x: PrimExpr) -> tuple[Var, Var]:
     is_near = b.let(size <= b.const(0.5), "near")
     rest = b.unary("sqrt", (b.const(1.0) - size) * b.const(0.5))
     arc = b.let(Select(is_near, size, rest), "arc")
-    return b.let(b.odd(arc, _ASIN), "value"), is_near
+    return b.let(b.odd(arc, _ASIN[b.of.bits]), "value"), is_near
 
 
 def atan(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
     steep = b.let(size > b.const(1.0), "steep")
     t = b.let(Select(steep, b.const(1.0) / size, size), "t")
-    angle = b.let(b.odd(t, _ATAN), "angle")
+    angle = b.let(b.odd(t, _ATAN[b.of.bits]), "angle")
     return b.with_sign_of(Select(steep, b.const(math.pi / 2) - angle, angle), x)
 
 
@@ -143,7 +155,7 @@ def atan2(b: Builder, y: PrimExpr, x: PrimExpr) -> PrimExpr:
     small, large = b.let(Min(width, height), "small"), b.let(Max(width, height), "large")
     flat = any_of(b.is_zero(large), all_of(small == b.const(math.inf), large == b.const(math.inf)))
     ratio = Select(flat, Select(b.is_zero(large), b.const(0.0), b.const(1.0)), small / large)
-    angle = b.let(b.odd(b.let(ratio, "ratio"), _ATAN), "angle")
+    angle = b.let(b.odd(b.let(ratio, "ratio"), _ATAN[b.of.bits]), "angle")
     angle = b.let(Select(steep, b.const(math.pi / 2) - angle, angle), "angle")
     behind = b.bits(x) < b.word(0)
     return b.with_sign_of(Select(behind, b.const(math.pi) - angle, angle), y)
