@@ -10,11 +10,12 @@ import numpy as np
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.base import OpDef, expect_op, make_call
 from relayc.relay.op.transform import Transpose
+from relayc.relay.sizes import product
 from relayc.te.ir import Span
 from relayc.te.tir import Dim
 
 __all__ = [
-    "MOST_STEPS", "NARROW", "array_of", "before_transposition", "is_call_of", "reshaped", "static_shape",
+    "MOST_STEPS", "NARROW", "array_of", "as_matrix", "before_transposition", "is_call_of", "reshaped", "static_shape",
     "swapped_axes", "transposed",
 ]  # fmt: skip
 
@@ -86,3 +87,9 @@ def swapped_axes(e: Expr) -> tuple[int, ...]:
     """The order of dimensions in which the last two are exchanged."""
     *lead, rows, columns = range(len(e.shape))
     return (*lead, columns, rows)
+
+
+def as_matrix(data: Expr) -> tuple[Expr, tuple[Dim, ...] | None]:
+    """Data (..., K) as a matrix, and its leading dimensions if that has others."""
+    *lead, depth = data.shape
+    return (data, None) if len(lead) == 1 else (reshaped(data, (product(lead), depth)), tuple(lead))

@@ -14,41 +14,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from relayc.backend.target import Target
-from relayc.relay.expr import Call, Constant, Expr, Function, const
+from relayc.relay.expr import Call, Constant, Expr, Function
 from relayc.relay.expr_functor import rewrite_calls
-from relayc.relay.op import broadcast
 from relayc.relay.op.base import OpDef, OpPattern, make_call
-from relayc.relay.op.broadcast import Subtract
-from relayc.relay.op.elementwise import Cast
-from relayc.relay.op.layout import LayoutTransform
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relayc.relay.op.nn.dot4 import (
     Conv2DNHWCDot2Bfloat16,
     Conv2DNHWCDot4,
     DenseDot2Bfloat16,
-    DenseDot4,
-    DenseDot4Groups,
-    WindowDot4Groups,
     Words,
 )
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relayc.relay.op.nn.pad import pad, pad_last
+from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
-from relayc.relay.op.qnn import flipped, unflipped
-from relayc.relay.op.transform import Reshape, StridedSlice, Transpose
 from relayc.relay.sizes import product
 from relayc.relay.stored import fetched, place_of
-from relayc.relay.transform.builders import MOST_STEPS, before_transposition, reshaped, swapped_axes
+from relayc.relay.transform.builders import as_matrix, before_transposition, reshaped, swapped_axes
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
+from relayc.relay.transform.dot4_products import Dot4Product, without_zero
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.panels import PanelPacker
+from relayc.relay.transform.quantized_data import (
+    fit_16_bits,
+    narrowest,
+    quantized_and_constant,
+    quantized_and_zero,
+    unsigned,
+)
 from relayc.relay.transform.tied_embeddings import PackedMatrix, look_up_in_panels
 from relayc.relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relayc.relay.type import TensorType
@@ -158,7 +157,7 @@ class _Packer:
         """`outputs_first`, a view of `weight` in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width, weight), span=weight.span)
+            self.packed[key] = Constant(self.panels.panels(narrowest(outputs_first), width, weight), span=weight.span)
         return self.packed[key]
 
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int, rows: int) -> Constant:
@@ -170,7 +169,7 @@ class _Packer:
             return self._packed(weight, outputs_first, order, width)
         key = (id(weight), f"{order} in {groups} groups", width)
         if key not in self.packed:
-            panels = self.panels.groups(_narrowest(outputs_first), groups, width, weight)
+            panels = self.panels.groups(narrowest(outputs_first), groups, width, weight)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
@@ -203,15 +202,15 @@ class _Packer:
                 return dot4.product_of_rows(units, call)
         if self._by_bfloat16(weight):
             return self._dense_bfloat16(call, weight, outputs_first, order, rows)
-        pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], values)
+        pairs = rows > 1 and depth > 1 and fit_16_bits(call.args[0], values)
         width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=weight.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
-        found = _quantized_and_zero(call.args[0]) if pairs else None
+        found = quantized_and_zero(call.args[0]) if pairs else None
         if found is not None and not isinstance(found[1], int):
             product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)
-            return _without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
+            return without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
         untransposed = self._before_transposition(call.args[0])
         if untransposed is not None and weight.dtype == call.dtype == "float32":
             return Call(BatchMatmulPacked(columns=units, transpose_a=True), (untransposed, packed), span=call.span)
@@ -227,13 +226,11 @@ class _Packer:
         width = amx_panel(self.target, rows, units, -(-depth // 2), "dot2_bfloat16")[0]
         width = width or self._width(rows, units, depth, depth, form="dot2_bfloat16")
         panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
-        matrix, lead = _matrix(pad_last(call.args[0], depth % 2))
+        matrix, lead = as_matrix(pad_last(call.args[0], depth % 2))
         made = DenseDot2Bfloat16(units=units, rows=lead)
         return _as_type(Call(made, (Call(Words(), (matrix,)), panels), span=call.span), call)
 
-    def _convolution_bfloat16(
-        self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
-    ) -> Expr:
+    def _convolution_bfloat16(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int) -> Expr:
         """A convolution by pairs of bfloat16 channels."""
         channels, *kernel, inputs = outputs_first.shape
         if _is_product(op, kernel):
@@ -332,7 +329,7 @@ class _Packer:
             dot4 = self._convolution_dot4(call, op, weight, outputs_first, rows)
             if dot4 is not None:
                 return dot4
-        pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], outputs_first)
+        pairs = op.groups == 1 and group_size > 1 and fit_16_bits(call.args[0], outputs_first)
         across = self._across_groups(call, op, channels, kernel, group_size)
         if across:
             lanes = vector_lanes(at_precision_of(self.target, weight.dtype))
@@ -426,17 +423,17 @@ class _Packer:
                 kernel_size=tuple(kernel) if on_amx else None,
             )  # fmt: skip
             return dot4.sums(made, call)
-        return _windows(dot4, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
+        return dot4.product_of_windows(call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
     def _dot4_operands(
         self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
-    ) -> _Dot4 | None:
+    ) -> Dot4Product | None:
         """The operands of an 8-bit product by 4-way dot products; None if `call` is none.
 
         If the channels are no multiple of four, they are padded, by at most a third. Panels are `flat` if the steps of
         a window are contiguous in one dimension.
         """
-        found, missing = _quantized_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
+        found, missing = quantized_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
         if found is None or 3 * missing > outputs_first.shape[-1] or not weight.ty.size:
             return None
         key = (id(weight), order, width)
@@ -457,8 +454,8 @@ class _Packer:
         known = self.dot4[key]
         if known is None:
             return None
-        quantized, zero = _unsigned(*found)
-        return _Dot4(pad_last(quantized, missing), zero, *known)
+        quantized, zero = unsigned(*found)
+        return Dot4Product(pad_last(quantized, missing), zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype.is_float else None
@@ -507,90 +504,6 @@ class _Packer:
         return self.packed[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Dot4:
-    """An 8-bit product: quantised unsigned data, in which `zero` is the zero point, by weights in panels."""
-
-    quantized: Expr
-    zero: Expr | int
-    panels: Constant
-    table: Array | None
-    totals: Array
-    """the sums of the weights, by output"""
-
-    def product_of_rows(self, units: int, call: Call) -> Expr:
-        """The result of `call`, a matrix product."""
-        if self.table is not None:
-            return self.sums(DenseDot4Groups(units=units), call)
-        matrix, lead = _matrix(self.quantized)
-        return replace(self, quantized=matrix).sums(DenseDot4(units=units, rows=lead), call)
-
-    def sums(self, op: DenseDot4 | DenseDot4Groups | Conv2DNHWCDot4 | WindowDot4Groups, call: Call) -> Expr:
-        """The result of `call`, of int32."""
-        data = Call(Words(), (self.quantized,), span=call.span)
-        table = () if self.table is None else (Constant(self.table),)
-        product = Call(op, (data, self.panels, *table), span=call.span)
-        return _without_zero(product, self.zero, self.totals)
-
-
-def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
-    """The product of quantised values less `zero`, from the product of the values; `totals` are the sums of the
-    weights."""
-    if isinstance(zero, int):
-        return broadcast.subtract(product, Constant(totals * np.int32(zero))) if zero else product
-    return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
-
-
-def _windows(dot4: _Dot4, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
-    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their offsets in the padded image."""
-    if not call.args[0].tensor_type.is_static or dot4.table is None:
-        return None
-    top, left, bottom, right = op.padding
-    data = (
-        pad(dot4.quantized, ((0, 0), (top, bottom), (left, right), (0, 0)), border)
-        if any(op.padding)
-        else dot4.quantized
-    )
-    images, _, columns, _ = data.tensor_type.static_shape
-    down, across, word = np.unravel_index(dot4.table, steps)
-    row_size, pixel = columns * steps[2], steps[2]
-    table = (down * (row_size * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
-    _, rows, width, outputs = call.tensor_type.static_shape
-    pitch = (row_size * op.strides[0], pixel * op.strides[1])
-    made = WindowDot4Groups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
-    lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
-    return replace(dot4, quantized=lines, table=table).sums(made, call)
-
-
-def _quantized_and_zero(data: Expr, steps: int = MOST_STEPS) -> tuple[Expr, Expr | int] | None:
-    """(x, n) if `data` is x - n with 8-bit x and n a scalar, or one value for each row; None otherwise."""
-    centred, zero = data, const(0, "int32")
-    if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
-        found = _quantized_and_zero(data.args[0], steps - 1) if steps else None
-        if found is None or not (isinstance(found[1], int) or all(d == 1 for d in found[1].shape)):
-            return None
-        zero = found[1] if isinstance(found[1], int) else reshaped(found[1], ())
-        return make_call(data.op, (found[0],), data.span), zero
-    if isinstance(data, Call) and isinstance(data.op, Subtract):
-        centred, zero = data.args
-    shape = zero.shape
-    if not isinstance(centred, Call) or not isinstance(centred.op, Cast) or centred.ty is not data.ty:
-        return None
-    quantized = centred.args[0]
-    if str(quantized.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
-        return None
-    return quantized, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
-
-
-def _unsigned(quantized: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
-    """Quantised values and their zero point as unsigned ones."""
-    if quantized.dtype == "uint8":
-        return quantized, zero
-    unsigned = unflipped(quantized)
-    quantized = flipped(quantized) if unsigned is None else unsigned
-    return quantized, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
-
-
 def _may_be_a_column(b: Expr, columns: Dim) -> bool:
     """Can matrices of floats have a single column at run time, which the kernel that packs them reads in place?
 
@@ -614,7 +527,7 @@ def _with_panels(
     """The product `op` of the call's data, in the type that it is computed in, with panels that may have a smaller
     type."""
     if op.pairs:
-        quantized, zero_point = _quantized_and_constant(call.args[0])
+        quantized, zero_point = quantized_and_constant(call.args[0])
         return Call(op.replace(zero_point=zero_point), (quantized, panels), span=call.span)
     data = _widened(call.args[0], _COMPUTED_IN[str(call.args[0].dtype)])
     return _as_type(Call(op, (data, panels), span=call.span), call)
@@ -631,12 +544,6 @@ def _as_type(product: Expr, call: Call) -> Expr:
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
 
 
-def _matrix(data: Expr) -> tuple[Expr, tuple[Dim, ...] | None]:
-    """Data (..., K) as a matrix, and its leading dimensions if that has others."""
-    *lead, depth = data.shape
-    return (data, None) if len(lead) == 1 else (reshaped(data, (product(lead), depth)), tuple(lead))
-
-
 def _padded_last(x: Array, count: int) -> Array:
     """A contiguous array: `x` with `count` zeros after the last dimension."""
     whole = np.ascontiguousarray(x)
@@ -646,58 +553,6 @@ def _padded_last(x: Array, count: int) -> Array:
 def _is_product(op: Conv2D, kernel: Sequence[int]) -> bool:
     """Is a convolution, pointwise and of every pixel, a product of rows?"""
     return math.prod(kernel) == 1 and not any(op.padding) and set(op.strides) == {1}
-
-
-def _quantized_and_constant(data: Expr) -> tuple[Expr, int]:
-    """(x, n) if `data` is x - n with 8-bit x and a scalar n; (data, 0) otherwise."""
-    centred, zero_point = data, 0
-    if isinstance(data, Call) and isinstance(data.op, Subtract):
-        centred, subtracted = data.args
-        if not isinstance(subtracted, Constant) or subtracted.data.size != 1 or centred.ty is not data.ty:
-            return data, 0
-        zero_point = int(subtracted.data.item())
-    if isinstance(centred, Call) and isinstance(centred.op, Cast) and str(centred.args[0].dtype) in ("uint8", "int8"):
-        return centred.args[0], zero_point
-    return data, 0
-
-
-def _narrowest(weight: Array) -> Array:
-    """Integers in the smallest type that holds them; kernels convert a panel at a time."""
-    if weight.dtype != np.int32 or weight.size == 0:
-        return weight
-    low, high = int(weight.min()), int(weight.max())
-    for dtype in (np.int8, np.int16):
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
-            return weight.astype(dtype)
-    return weight
-
-
-def _fit_16_bits(data: Expr, weight: Array) -> bool:
-    """Are these int32 that are known to fit into 16 bits, so that processors multiply two at a time?"""
-    if data.dtype != "int32" or weight.size == 0:
-        return False
-    found = _interval(data), (int(weight.min()), int(weight.max()))
-    return all(f is not None and f[0] >= -(1 << 15) and f[1] < 1 << 15 for f in found)
-
-
-def _interval(e: Expr, steps: int = MOST_STEPS) -> tuple[int, int] | None:
-    """The range of integers, as far as casts and differences determine it."""
-    dtype = e.dtype
-    if isinstance(e, Constant) and e.data.size and dtype.is_integral:
-        return int(e.data.min()), int(e.data.max())
-    if not isinstance(e, Call) or not dtype.is_integral or not steps:
-        return None
-    match e.op:
-        case Cast() if e.args[0].dtype.is_integral and e.args[0].dtype.bits <= 16:
-            limits = np.iinfo(str(e.args[0].dtype))
-            return limits.min, limits.max
-        case Subtract():
-            a, b = (_interval(arg, steps - 1) for arg in e.args)
-            return None if a is None or b is None else (a[0] - b[1], a[1] - b[0])
-        case Reshape() | Transpose() | LayoutTransform() | StridedSlice():
-            return _interval(e.args[0], steps - 1)
-        case _:
-            return None
 
 
 def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Expr) -> Call:
