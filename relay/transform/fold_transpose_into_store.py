@@ -31,7 +31,7 @@ from relayc.te.ir import PassContext, post_order
 from relayc.te.tir import Dim, as_int
 from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, winograd_transposes
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
-from relayc.topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
+from relayc.topi.cpu.tiling import LINE_ELEMENTS, amx_panel, vector_lanes
 from relayc.topi.groups import constant_size
 from relayc.topi.utils import num_elements, same_dim
 
@@ -115,7 +115,8 @@ class _Order:
     def _transposes(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, possibly for each entry of a batch, and are there enough to transpose?
 
-        Two panels of the product stay in the second-level cache: longer reductions are split (K-blocking).
+        Two panels of the product stay in the second-level cache: longer reductions are split (K-blocking). AMX tiles,
+        which store rows, are worth more than a pass over memory.
         """
         if not source.is_static or isinstance(product.op, BatchMatmulPacked):
             return False
@@ -124,6 +125,9 @@ class _Order:
         swapped = (*range(len(batch)), len(batch) + 1, len(batch))
         lanes = [n for n in transposed_vectors(target, source.dtype) if n <= length]
         if self.rows != len(batch) + 1 or self.axes != swapped or not lanes:
+            return False
+        rows, words = math.prod(batch) * length, math.prod(weights[1:-1])
+        if amx_panel(target, rows, columns, words, getattr(product.op, "form", "fma"))[0] == panel:
             return False
         block = block_of(lanes[0], source.dtype)
         elements = 1  # in one of the weights

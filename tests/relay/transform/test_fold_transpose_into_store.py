@@ -429,6 +429,16 @@ def test_short_rows_and_partial_vectors_keep_a_transpose():
     assert len(kernels(*depthwise(1, 56, 56, 40), HASWELL)) == 1
 
 
+@pytest.mark.parametrize(("cpu", "kernel"), [("sapphirerapids", 1), ("sapphirerapids", 3), ("cooperlake", 3)])
+def test_products_on_amx_tiles_keep_a_transpose(cpu: str, kernel: int):
+    x, weight = var("x", (1, 28, 28, 64), "bfloat16"), RANDOM.standard_normal((64, 64, kernel, kernel))
+    weight = relay.const(weight.astype(numpy_dtype("bfloat16")))
+    image = nn.conv2d(x, weight, padding=kernel // 2, data_layout="NHWC")
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
+    found = kernels(relay.transpose(image, (0, 3, 1, 2)), [x], target)
+    assert (found[-1] == ("transpose",)) == (cpu == "sapphirerapids")
+
+
 @pytest.mark.parametrize("made", [depthwise(1, 20, 40, 32), winograd(1, 80, 80, 64)])
 def test_rows_of_other_types_keep_a_transpose(made: tuple[Expr, list[Var]]):
     body, params = made
