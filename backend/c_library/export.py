@@ -115,7 +115,10 @@ def _check_exportable(model: CompiledModel) -> None:
     passed = [*[graph.tensors[i] for i in graph.inputs], *[graph.tensors[i] for i in graph.outputs]]
     for tensor in passed:
         if tensor.is_sequence:
-            raise ModuleError(f"model {graph.name!r}: {tensor.name!r} is a sequence; a C library takes tensors only")
+            raise ModuleError(
+                f"model {graph.name!r}: {tensor.name!r} is a sequence; a C library takes tensors only: import the "
+                "model with a list of shapes for an input, or with other outputs (from_onnx(outputs=...))"
+            )
     if graph.strings is not None and (graph.strings.inputs or graph.strings.outputs):
         names = [*[graph.tensors[graph.inputs[i]].name for i in graph.strings.inputs],
                  *[graph.tensors[graph.outputs[i]].name for i in graph.strings.outputs]]  # fmt: skip

@@ -15,7 +15,9 @@ DeclaredShape = tuple[int | str | None, ...]
 
 _TEXTS = ("producer_name", "graph_name", "domain", "description", "graph_description")
 _SHAPES = ("input_shapes", "output_shapes")
-_OVERRIDABLE = "overridable_initializers"
+_LATER = ("overridable_initializers", "container_types")
+"""Fields that older runtimes don't know: left out where they are empty."""
+
 _INT64 = -(1 << 63), (1 << 63) - 1
 
 
@@ -26,7 +28,8 @@ class ModelMetadata:
     `description` and `graph_description` are the documentation of the model and of its graph, `version` is the model's
     own. The shapes are those that the model declares, by the names of its inputs and outputs, whatever it was compiled
     for; tensors without a declared shape, and sequences, are left out. `overridable_initializers` are the element types
-    of the tensors that have a value in the model and may be given another as an input, by name.
+    of the tensors that have a value in the model and may be given another as an input, by name. `container_types` are
+    the types of inputs and outputs that are no tensors, as ONNX Runtime prints them ("seq(tensor(float))"), by name.
     """
 
     producer_name: str = ""
@@ -39,21 +42,22 @@ class ModelMetadata:
     input_shapes: Mapping[str, DeclaredShape] = field(default_factory=dict[str, DeclaredShape])
     output_shapes: Mapping[str, DeclaredShape] = field(default_factory=dict[str, DeclaredShape])
     overridable_initializers: Mapping[str, str] = field(default_factory=dict[str, str])
+    container_types: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
-        """Serialize as JSON values; overridable initializers only if there are some: older runtimes don't know them."""
+        """Serialize as JSON values."""
         lists = {name: {key: list(shape) for key, shape in getattr(self, name).items()} for name in _SHAPES}
         fields = {**asdict(self), **lists}
-        return fields if self.overridable_initializers else {k: v for k, v in fields.items() if k != _OVERRIDABLE}
+        return {name: value for name, value in fields.items() if value or name not in _LATER}
 
     @staticmethod
     def from_json(record: Record) -> ModelMetadata:
         """Deserialize what `to_json` gave. Raises `ArtifactError` naming the first invalid field."""
-        record.only(*_TEXTS, "version", "custom_metadata_map", *_SHAPES, _OVERRIDABLE)
+        record.only(*_TEXTS, "version", "custom_metadata_map", *_SHAPES, *_LATER)
         fields: dict[str, Any] = {name: record.get(name, str) for name in _TEXTS}
         fields["version"] = record.number("version", *_INT64)
         fields["custom_metadata_map"] = _texts(record.record("custom_metadata_map"))
-        fields[_OVERRIDABLE] = _texts(record.record(_OVERRIDABLE)) if _OVERRIDABLE in record.value else {}
+        fields |= {name: _texts(record.record(name)) if name in record.value else {} for name in _LATER}
         fields |= {name: _shapes(record.record(name)) for name in _SHAPES}
         return ModelMetadata(**fields)
 

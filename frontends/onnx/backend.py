@@ -15,14 +15,13 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, RelaycError, device as open_device, graph_executor
-from relayc.frontends.onnx.containers import assembled, declared_container, is_tensor, shape_of
+from relayc.frontends.onnx.containers import declared_container, is_tensor, shape_of
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.inputs import graph_inputs
 from relayc.frontends.onnx.model import NEWEST_OPSET
 from relayc.relay.container_type import OptionalType
 from relayc.relay.errors import InternalCompileError
-from relayc.relay.expr import Tuple
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule
 
@@ -211,8 +210,6 @@ class RelayBackend(Backend):
     @classmethod
     def compile_module(cls, mod: IRModule, device: str) -> Executable:
         """A function from arrays by input name to the outputs in order."""
-        if isinstance(mod["main"].body, Tuple) and not mod["main"].body.fields:  # nothing to compute
-            return lambda arrays: []
         name, _, number = device.partition(":")
         kind, target = _KINDS[name.upper()]
         place = open_device(kind, int(number) if number else 0)
@@ -231,11 +228,11 @@ class RelayBackend(Backend):
     @classmethod
     def compile_model(cls, mod: IRModule, device: str) -> Executable:
         """Like `compile_module`, for inputs and outputs that may be sequences, optional values and strings."""
-        compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
+        compiled, optional = cls.compile_module(mod, device), mod.attrs["optional_outputs"]
 
         def execute(arrays: Arrays) -> list[Any]:
             results = compiled({**arrays, **dict(_flattened(arrays))})
-            return results if forms is None else [assembled(form, results) for form in forms]
+            return [next(iter(x), None) if i in optional else x for i, x in enumerate(results)]
 
         return execute
 

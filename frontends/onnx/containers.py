@@ -8,7 +8,6 @@ maps, supported for outputs only, is a matrix and the maps' keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,16 +28,14 @@ from relayc.te.ir import Span
 
 __all__ = [
     "ABSENT",
-    "Form",
     "ZipMap",
-    "assembled",
     "constant_of",
     "declared_container",
-    "form_of",
     "is_tensor",
     "joined_type",
     "made",
     "other_inputs",
+    "runtime_value",
     "shape_of",
     "value_type",
     "why_on_host",
@@ -46,17 +43,6 @@ __all__ = [
 
 ABSENT = Tuple(())
 """The empty optional value, compared by identity."""
-
-
-@dataclass(frozen=True, slots=True)
-class Maybe:
-    """An output that is the element, if any, of a result that is a sequence of at most one."""
-
-    result: int
-
-
-Form = int | None | list[Any] | Maybe
-"""Recipe of an output: a result of the compiled model by number, nothing, a list of forms, or a result's element."""
 
 
 @attributes_of_operator
@@ -98,15 +84,16 @@ def shape_of(value: Any) -> Any:
 
 def other_inputs(
     inputs: Sequence[ValueInfoProto], shapes: Mapping[str, Any], constants: Mapping[str, Any], where: str
-) -> tuple[dict[str, Expr], list[Var]]:
-    """The values of non-tensor inputs, and the parameters that they consist of.
+) -> tuple[dict[str, Expr], dict[str, list[Var]]]:
+    """The values of non-tensor inputs, and the parameters that they consist of, both by name.
 
     Element i of a sequence "x" with known shapes is the parameter "x[i]"; other sequences and optional tensors are one
     parameter. Raises `ValueNeededError` for any other input without a shape.
     """
     values: dict[str, Expr] = {}
-    params: list[Var] = []
+    parts: dict[str, list[Var]] = {}
     for value in inputs:
+        params = parts[value.name] = list[Var]()
         place = f"{where}: input {value.name!r}"
         if value.name in constants:
             values[value.name] = _constant(constants[value.name], value, place)
@@ -117,7 +104,7 @@ def other_inputs(
         else:
             params.append(Var(name=value.name, ty=ty, span=Span(place, value.name)))
             values[value.name] = params[-1]
-    return values, params
+    return values, parts
 
 
 def declared_container(value: ValueInfoProto, place: str) -> ContainerType | None:
@@ -229,27 +216,9 @@ def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
     return Make(ty=ty)(*x.fields, span=span) if isinstance(x, Tuple) else x
 
 
-def form_of(expr: Expr, leaves: list[Expr], maps: dict[int, tuple[Any, ...]]) -> Form:
-    """Flatten an output: append its tensors to `leaves` and return how to reassemble it.
-
-    `maps` receives the keys of tensors whose rows are maps.
-    """
-    if expr is ABSENT:
-        return None
-    if isinstance(expr, Tuple):
-        return [form_of(item, leaves, maps) for item in expr.fields]
-    if isinstance(expr, Call) and isinstance(expr.op, ZipMap):
-        leaves.append(expr.args[0])
-        maps[len(leaves) - 1] = expr.op.keys
-        return len(leaves) - 1
-    leaves.append(expr)
-    return Maybe(len(leaves) - 1) if isinstance(expr.ty, OptionalType) else len(leaves) - 1
-
-
-def assembled(form: Form, results: Sequence[Any]) -> Any:
-    """Assemble an output from the results of the compiled model."""
-    if isinstance(form, int):
-        return results[form]
-    if isinstance(form, Maybe):
-        return next(iter(results[form.result]), None)
-    return [assembled(item, results) for item in form] if isinstance(form, list) else form
+def runtime_value(x: Expr) -> Expr:
+    """An output as the compiled model gives it: a tensor, the scores of maps, or a runtime value of container type."""
+    if isinstance(x, Call) and isinstance(x.op, ZipMap):
+        return x.args[0]
+    ty = value_type(x)
+    return made(x, ty) if isinstance(ty, ContainerType) else x

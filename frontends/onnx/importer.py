@@ -16,7 +16,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
-from relayc.frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
+from relayc.frontends.onnx.containers import ZipMap, constant_of, is_tensor, other_inputs, runtime_value, why_on_host
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
 from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
@@ -35,7 +35,7 @@ from relayc.frontends.onnx.weights import RawData
 from relayc.relay import op
 from relayc.relay.container_type import OptionalType
 from relayc.relay.errors import InternalCompileError, raise_if_internal, reports_internal_errors
-from relayc.relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.sizes import count_roundings, smaller
 from relayc.relay.type import TensorType, TupleType
 from relayc.relay.user_arguments import check_names, named_values
@@ -90,10 +90,10 @@ def from_onnx(
     The module's function "equal_sizes", if there is one, is the model with such sizes taken to be equal, which is
     faster; the executor runs it where they are. Others take other branches than "main" (see `relay.versions`).
 
-    The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_forms" describes
-    how non-tensor outputs are assembled (`frontends.onnx.containers.assembled`); "output_maps" has the keys of outputs
-    whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator, name, reason;
-    "metadata" is the model's `ModelMetadata`.
+    The module's attributes "input_names" and "output_names" hold the model's names, in order; "output_maps" has the
+    keys of outputs whose rows are maps, by number; "host_nodes", if any, the nodes evaluated during import: operator,
+    name, reason; "metadata" is the model's `ModelMetadata`. Outputs that are sequences are lists; those that may be
+    absent, whose numbers "optional_outputs" holds, are lists of at most one value.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value is needed.
@@ -199,30 +199,29 @@ class _Importer:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
         scope = _Scope(_Values(), self.model.opsets, {}, where)
-        inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
-        scope.values.update({var.name: var for var in inputs})
+        params = {n: [Var(name=n, ty=ty, span=Span(where, n))] for n, ty in types.items() if n not in constants}
+        scope.values.update({name: var for name, (var,) in params.items()})
         scope.values.update(other_values)
         scope.values.update(self._bound({k: v for k, v in constants.items() if k not in other_values}, types))
-        inputs.extend(other_params)
-        for var in other_params:
+        params.update(other_params)
+        inputs = [var for value in declared for var in params.get(value.name, [])]
+        for var in inputs:
             self._check_at_most_one(var, where)
         output_names = [o.name for o in graph.output] if wanted is None else list(wanted)
         outputs = self._graph(graph, scope, output_names)
         declared_types = {value.name: value.type for value in graph.output}
         for name, expr in zip(output_names, outputs, strict=True):
             self._check_output(name, declared_types.get(name), expr)
-        leaves: list[Expr] = []
-        maps: dict[int, tuple[Any, ...]] = {}
-        result_forms = [form_of(expr, leaves, maps) for expr in outputs]
         names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names,
                                  "metadata": self.model.metadata}  # fmt: skip
-        if not all(isinstance(form, int) for form in result_forms):
-            names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
+        maps = {i: x.op.keys for i, x in enumerate(outputs) if isinstance(x, Call) and isinstance(x.op, ZipMap)}
         if maps:
             names["output_maps"] = maps
         if self.on_host:
             names["host_nodes"] = tuple([(*node, why) for node, why in self.on_host.items()])
-        body = leaves[0] if len(leaves) == 1 else Tuple(tuple(leaves))
+        results = [runtime_value(x) for x in outputs]
+        names["optional_outputs"] = tuple([i for i, x in enumerate(results) if isinstance(x.ty, OptionalType)])
+        body = results[0] if len(results) == 1 else Tuple(tuple(results))
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
 
     def _check_at_most_one(self, var: Var, where: str) -> None:

@@ -27,7 +27,6 @@ from relayc import relay
 from relayc.backend.runtime import graph_executor
 from relayc.backend.runtime.strings import as_strings
 from relayc.backend.target import Target
-from relayc.frontends.onnx.containers import Maybe, assembled
 from relayc.frontends.onnx.graph import describe, names_read, nested_graphs
 from relayc.frontends.onnx.importer import from_onnx
 from relayc.frontends.onnx.inputs import ShapeOverride, graph_inputs
@@ -241,8 +240,7 @@ def _check_inputs(wanted: Sequence[str], passed: Arrays) -> None:
 def _optional(model: OnnxModel, shape: ShapeOverride | None, names: Sequence[str]) -> list[str]:
     """The names of optional values among `names`."""
     module, _ = from_onnx(model, shape=shape, outputs=names)
-    forms = module.attrs.get("output_forms", ())
-    return [name for name, form in zip(names, forms, strict=False) if form is None or isinstance(form, Maybe)]
+    return [name for i, name in enumerate(names) if i in module.attrs["optional_outputs"]]
 
 
 def _exposed(graph: GraphProto) -> dict[str, str]:
@@ -279,7 +277,7 @@ class _Compiled:
         built = relay.build(module, self.target, params)
         executor = graph_executor.GraphModule.of(built, self.where)
         results = executor.infer({name: self.inputs[name] for name in module.attrs["input_names"]})
-        return _by_name(names, [_as_numpy(result) for result in results], module.attrs)
+        return dict(zip(names, [_as_numpy(result) for result in results], strict=True))
 
 
 def _as_numpy(value: Any) -> Any:
@@ -289,13 +287,6 @@ def _as_numpy(value: Any) -> Any:
     if isinstance(value, dict):
         return np.array([*value.values()], np.float32)
     return value if isinstance(value, np.ndarray) else value.numpy()
-
-
-def _by_name(names: Sequence[str], results: Sequence[Any], attrs: Mapping[str, Any]) -> Values:
-    """Assemble the ONNX model's outputs by name from the results of the compiled model."""
-    forms = attrs.get("output_forms")
-    whole = results if forms is None else [assembled(form, results) for form in forms]
-    return dict(zip(names, whole, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +303,7 @@ class _References:
         results = [*result] if isinstance(result, tuple) else [result]
         for position in module.attrs.get("output_maps", {}):
             results[position] = [*results[position]]
-        return _by_name(names, results, module.attrs)
+        return dict(zip(names, results, strict=True))
 
 
 def onnxruntime_faults() -> tuple[type[Exception], ...]:

@@ -7,7 +7,7 @@ results and are not supported are refused when the session is made.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
@@ -65,13 +65,13 @@ _CHANGES_RESULTS = {"session.set_denormal_as_zero": "1"}
 
 class SessionOptions:
     """Options of a session. Effective are `intra_op_num_threads` (0: all), `graph_optimization_level`,
-    `enable_profiling` with `profile_file_prefix`, and overrides of free dimensions by name."""
+    `enable_profiling` with `profile_file_prefix`, providers, and overrides of free dimensions by name."""
 
     __slots__ = (
         "__weakref__", "_config", "dimensions", "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse",
         "enable_profiling", "execution_mode", "execution_order", "graph_optimization_level", "inter_op_num_threads",
         "intra_op_num_threads", "log_severity_level", "log_verbosity_level", "logid", "optimized_model_filepath",
-        "profile_file_prefix", "use_deterministic_compute", "use_per_session_threads",
+        "profile_file_prefix", "providers", "use_deterministic_compute", "use_per_session_threads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -87,6 +87,7 @@ class SessionOptions:
         self.optimized_model_filepath = ""
         self.use_deterministic_compute, self.use_per_session_threads = False, True
         self.dimensions: dict[str, int] = {}
+        self.providers: list[tuple[str, Mapping[str, str]]] = []
         self._config: dict[str, str] = {}
 
     def add_session_config_entry(self, key: str, value: str) -> None:
@@ -108,6 +109,13 @@ class SessionOptions:
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
         raise Unsupported(f"dimensions by denotation ({denotation!r}); use add_free_dimension_override_by_name")
+
+    def add_provider(self, provider_name: str, provider_options: Mapping[str, str]) -> None:
+        """Add a device to those of sessions that are given none."""
+        self.providers.append((provider_name, provider_options))
+
+    def has_providers(self) -> bool:
+        return bool(self.providers)
 
     def add_initializer(self, name: str, value: Any) -> None:
         raise Unsupported(f"initializer {name!r} from outside the model; write it into the model")

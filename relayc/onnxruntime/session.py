@@ -97,7 +97,7 @@ class InferenceSession:
             self._run_log = import_module("relayc.onnxruntime.profile").RunLog(self._options.profile_file_prefix)
         self._workers: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self.set_providers(providers, provider_options)
+        self.set_providers(self._options.providers or None if providers is None else providers, provider_options)
 
     # -- the model
 
@@ -117,16 +117,20 @@ class InferenceSession:
             model = self._made()
             executor = self._executor(model)
         self._metadata, sequences = model.metadata, executor.sequence_names()
+        others = model.metadata.container_types
+        passed = {name: text for name, text in others.items() if name in sequences}
         fixed = self._options.dimensions
         inputs = executor.get_input_info()
         shapes = _declared_shapes(model.metadata, [name for name in inputs[0] if name not in sequences])
-        self._inputs = _described(inputs, shapes, sequences, fixed)
+        self._inputs = _described(inputs, shapes, sequences, fixed, passed)
+        self._may_be_absent = frozenset(n for n, value in self._inputs.items() if value.type.startswith("optional("))
         self._last: tuple[dict[str, tuple[np.dtype[Any], tuple[int, ...]]], ExecutorPool] | None = None
-        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed)
+        self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed, others)
         self._output_names = list(self._outputs)
+        self._may_be_none = frozenset(n for n, value in self._outputs.items() if value.type.startswith("optional("))
         overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
         info = {name: shapes.get(name, ()) for name in overridable}, overridable
-        self._overridable = _described(info, shapes, frozenset(), fixed)
+        self._overridable = _described(info, shapes, frozenset(), fixed, {})
         self._dtypes = {**overridable, **inputs[1]}
         described = {**self._inputs, **self._overridable}
         self._scalars = frozenset(name for name, shape in inputs[0].items() if shape == () and name not in sequences)
@@ -159,11 +163,23 @@ class InferenceSession:
         if self._is_compiled:
             return load_model(self._source)
         level = min(int(self._options.graph_optimization_level), 3)
-        overrides = {**self._options.dimensions, **(shapes or {})}
+        overrides = {**self._known_dimensions(), **(shapes or {})}
         on_gpu = self._device.kind == "cuda"
         checks = {} if on_gpu else {"relay.check_indices": True}  # as in onnxruntime, which checks on CPUs
         target = "cuda" if on_gpu else "llvm"
         return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level, config=checks)
+
+    def _known_dimensions(self) -> dict[str, int]:
+        """The overrides of dimensions that the model has; as in onnxruntime, others have no effect."""
+        chosen = self._options.dimensions
+        if not chosen:
+            return {}
+        # imported here: models without overrides are taken from the cache without the compiler
+        shapes = import_module("relayc.frontends.onnx.model").declared_inputs(self._source).values()
+        known = {size for shape in shapes for size in shape or ()}
+        for name in chosen.keys() - known:
+            note_ignored(f"the override of the dimension {name!r}, which the model does not have,")
+        return {name: size for name, size in chosen.items() if name in known}
 
     def _executor(self, model: CompiledModel) -> GraphModule:
         return GraphModule.of(model, self._device, self._options.intra_op_num_threads or None)
@@ -208,6 +224,10 @@ class InferenceSession:
     def output(self, name: str) -> NodeArg:
         """The output `name`. Raises InvalidArgument for an unknown one."""
         return _known(self._outputs, name, "Invalid output name")
+
+    def __reduce__(self) -> Any:
+        """Pickle what the session was made of: the other process makes one of its own, on the same kind of device."""
+        return InferenceSession, (self._source, self._options, list(self._providers.items()))
 
     # -- runs
 
@@ -256,7 +276,8 @@ class InferenceSession:
                 return feed, pool
         checked = self._checked(feed)
         pool = self._pool(checked)
-        if all(type(value) is np.ndarray and value is checked[name] for name, value in feed.items()):
+        as_it_is = all(type(value) is np.ndarray and value is checked[name] for name, value in feed.items())
+        if as_it_is and len(checked) == len(feed):
             self._last = {name: (value.dtype, value.shape) for name, value in feed.items()}, pool
         return checked, pool
 
@@ -285,17 +306,20 @@ class InferenceSession:
                     results = executor.infer(feed, names)
         if self._run_log is not None:
             self._run_log.add_run(started, executor, feed)
-        return results
+        if self._may_be_none.isdisjoint(names):
+            return results
+        return [_element(value) if name in self._may_be_none else value
+                for name, value in zip(names, results, strict=True)]  # fmt: skip
 
     def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays of the declared types; onnxruntime's errors for others."""
         if not isinstance(feed, Mapping):
             raise InvalidArgument(f"input_feed is a {type(feed).__name__}; expected a dictionary of inputs by name")
-        missing = [name for name in self._inputs if name not in feed]
+        missing = [name for name in self._inputs if name not in feed and name not in self._may_be_absent]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(feed)}).")
         fits = self._array_checks
-        return {
+        return dict.fromkeys(self._may_be_absent - feed.keys(), ()) | {
             name: value if name in fits and fits[name](value) else self._value(self.input(name), value)
             for name, value in feed.items()
             if value is not None or name in self._inputs
@@ -303,6 +327,8 @@ class InferenceSession:
 
     def _value(self, declared: NodeArg, value: Any) -> Any:
         value = value.memory if isinstance(value, OrtValue) else value
+        if declared.name in self._may_be_absent:  # for the executor a list of at most one value
+            return [] if value is None else [value]
         if declared.type.startswith("seq") or value is None:
             return [] if value is None else value
         dtype = self._dtypes[declared.name]
@@ -418,14 +444,18 @@ def _described(
     declared: Mapping[str, Sequence[int | str | None]],
     sequences: frozenset[str],
     fixed: Mapping[str, int],
+    others: Mapping[str, str],
 ) -> dict[str, NodeArg]:
-    """Inputs or outputs by name, with the shapes that the model declares; dimensions that are `fixed` are numbers."""
+    """Inputs or outputs by name, with the shapes that the model declares; dimensions that are `fixed` are numbers.
+
+    `others` are the types of those that are no tensors, as far as the model declares them.
+    """
     shapes, dtypes = info
     found: dict[str, NodeArg] = {}
     for name, dtype in dtypes.items():
-        compiled = [d if isinstance(d, int) else None for d in shapes[name]]
+        compiled = [] if name in others else [d if isinstance(d, int) else None for d in shapes[name]]
         shape = [fixed.get(d, d) if isinstance(d, str) else d for d in declared.get(name, compiled)]
-        found[name] = NodeArg(name, shape, value_type(dtype, name in sequences))
+        found[name] = NodeArg(name, shape, others.get(name) or value_type(dtype, name in sequences))
     return found
 
 
@@ -440,6 +470,11 @@ def _device_of(providers: Mapping[str, Mapping[str, Any]]) -> Device:
     """The device of the first provider."""
     name, options = next(iter(providers.items()))
     return device("cuda", int(options.get("device_id", 0))) if name == CUDA else device("cpu")
+
+
+def _element(value: Any) -> Any:
+    """The value of an optional output, which is a list of at most one for the executor if it may be absent."""
+    return next(iter(value), None) if isinstance(value, list) else value
 
 
 def _placed(executor: GraphModule, feed: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,18 +67,25 @@ class NodeArg:
         return f"NodeArg(name='{self.name}', type='{self.type}', shape={self.shape})"
 
 
+_DEVICES = ("cpu", "cuda")
+"""The kinds of devices, by their numbers in onnxruntime."""
+
+
 class OrtDevice:
-    """A device by name and number."""
+    """A device by kind and number."""
 
     def __init__(self, name: str = "cpu", number: int = 0) -> None:
-        self._name, self._number = name, number
+        if name not in _DEVICES:
+            raise Unsupported(f"the device {name!r}; expected 'cpu' or 'cuda'")
+        self._kind, self._number = _DEVICES.index(name), number
 
     @staticmethod
     def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
         return OrtDevice(ort_device_name, device_id)
 
-    def device_type(self) -> str:
-        return self._name
+    def device_type(self) -> int:
+        """The number of the kind of device: 0 CPU, 1 GPU."""
+        return self._kind
 
     def device_id(self) -> int:
         return self._number
@@ -176,7 +183,7 @@ class OrtValue:
 
 def device_named(name: str, number: int) -> Device:
     """The device of values: "cpu" or "cuda". Raises NotImplemented for others, and RuntimeException without a GPU."""
-    if name not in ("cpu", "cuda"):
+    if name not in _DEVICES:
         raise Unsupported(f"values on the device {name!r}; expected 'cpu' or 'cuda'")
     where = device(name, number)
     if not where.exist:

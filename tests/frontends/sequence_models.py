@@ -16,7 +16,6 @@ from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.onnx import from_onnx
-from relayc.frontends.onnx.containers import assembled
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 GOES_ON = helper.make_node("Identity", ["goes_on"], ["goes_on_next"])
@@ -60,13 +59,13 @@ class Compiled:
 
     def __init__(self, model: ModelProto, target: str = "llvm") -> None:
         mod, _ = from_onnx(model)
-        self.forms = mod.attrs.get("output_forms")
+        self.optional = mod.attrs["optional_outputs"]
         self.library = CompiledModel.from_bytes(relay.build(mod, target=target).to_bytes())
         self.executor = graph_executor.GraphModule(self.library["default"](device("cpu", 0)))
 
     def __call__(self, *inputs):
         results = [_plain(x) for x in self.executor(*inputs)]
-        return results if self.forms is None else [assembled(form, results) for form in self.forms]
+        return [next(iter(x), None) if i in self.optional else x for i, x in enumerate(results)]
 
 
 def _plain(value):

@@ -12,7 +12,6 @@ from relayc import relay
 from relayc.backend.runtime import ArgumentError, device, graph_executor
 from relayc.frontends.onnx import ValueNeededError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
-from relayc.frontends.onnx.containers import assembled
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 
@@ -160,7 +159,3 @@ def test_strings_are_computed_on_the_host_and_numbers_are_compiled():
     doubled, picked = prepared.run([s, t, x])
     assert doubled.tolist() == ["aa", "üü"] and picked.tolist() == [0.0, 2.0]
     assert prepared.run([t, t, x])[1].tolist() == [1.0, 2.0]
-
-
-def test_outputs_are_put_together_from_results():
-    assert assembled([1, [0, None]], ["a", "b"]) == ["b", ["a", None]]

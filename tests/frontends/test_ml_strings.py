@@ -130,7 +130,7 @@ def test_an_artifact_gives_names_and_maps():
         helper.make_node("ZipMap", ["s"], ["m"], domain=ML, classlabels_strings=NAMES),
     ]
     mod, _ = from_onnx(model(nodes, ["l", "m"]))
-    assert mod.attrs["output_maps"] == {1: tuple(NAMES)} and "output_forms" not in mod.attrs
+    assert mod.attrs["output_maps"] == {1: tuple(NAMES)}
     lib = CompiledModel.from_bytes(relay.build(mod).to_bytes())
     labels, maps = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(X)
     assert labels.numpy().tolist() == [NAMES[i] for i in best()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -382,6 +383,11 @@ def test_values_describe_themselves_as_onnxruntimes() -> None:
         for method in (*types, "is_tensor", "has_value", "tensor_size_in_bytes"):
             assert getattr(a, method)() == getattr(b, method)(), method
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+    for kind in ("cpu", "cuda"):
+        a, b = ours.OrtDevice.make(kind, 1), theirs.OrtDevice.make(kind, 1)
+        assert (a.device_type(), a.device_id()) == (b.device_type(), b.device_id())
+    with pytest.raises(ours.NotImplemented, match="expected 'cpu' or 'cuda'"):
+        ours.OrtDevice.make("abacus", 0)
 
 
 def test_options(dense: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,6 +399,7 @@ def test_options(dense: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_free_dimension_override_by_name("batch", 5)
+    options.add_free_dimension_override_by_name("frames", 7)  # of another model
     session = ours.InferenceSession(dense, options, ["CPUExecutionProvider"])
     assert session.run(["y"], {"x": X})[0].shape == (5, 3)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
@@ -408,6 +415,96 @@ def test_options(dense: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     with pytest.warns(UserWarning, match="'TensorrtExecutionProvider' is not in available"):
         session = ours.InferenceSession(dense, providers=[("TensorrtExecutionProvider", {}), "CPUExecutionProvider"])
     assert session.get_providers() == ["CPUExecutionProvider"]
+
+
+def test_providers_of_options(dense: bytes) -> None:
+    options = ours.SessionOptions()
+    assert not options.has_providers()
+    options.add_provider("CPUExecutionProvider", {"device_id": "0"})
+    assert options.has_providers()
+    assert ours.InferenceSession(dense, options).get_provider_options() == {"CPUExecutionProvider": {"device_id": "0"}}
+    session = ours.InferenceSession(dense, options, ["CPUExecutionProvider"])
+    assert session.get_provider_options() == {"CPUExecutionProvider": {}}
+
+
+def test_sessions_are_pickled(dense: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(dense)
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_free_dimension_override_by_name("batch", 5)
+    for source in (path, dense, compile_onnx(dense, shape={"batch": 5})):
+        session = ours.InferenceSession(source, options)
+        again = pickle.loads(pickle.dumps(session))
+        assert again.get_session_options().intra_op_num_threads == 1
+        assert again.get_inputs() == session.get_inputs() and again.get_inputs()[0].shape == [5, 4]
+        np.testing.assert_array_equal(again.run(["y"], {"x": X})[0], session.run(["y"], {"x": X})[0])
+
+
+def _optional(name: str) -> Any:
+    return helper.make_value_info(name, helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, None)))
+
+
+def _maps(name: str) -> Any:
+    of = helper.make_map_type_proto(STRING, helper.make_tensor_type_proto(FLOAT, None))
+    return helper.make_value_info(name, helper.make_sequence_type_proto(of))
+
+
+TYPE = helper.make_tensor_type_proto(FLOAT, [2])
+SPLIT = helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0)
+PARTS = helper.make_tensor_sequence_value_info("parts", FLOAT, None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs", "outputs", "feeds"),
+    [
+        ([SPLIT], [_value("x", FLOAT, [3, 2])], [PARTS], [{"x": X[:3, :2]}]),
+        ([SPLIT, helper.make_node("Relu", ["x"], ["y"])], [_value("x", FLOAT, ["n", 2])],
+         [PARTS, _value("y", FLOAT, ["n", 2])], [{"x": X[:3, :2]}, {"x": X[:0, :2]}]),
+        ([helper.make_node("SequenceLength", ["parts"], ["n"]), helper.make_node("Relu", ["x"], ["y"])],
+         [PARTS, _value("x", FLOAT, [4])], [_value("n", INT64, []), _value("y", FLOAT, [4])],
+         [{"parts": [X], "x": X[0]}, {"parts": [], "x": X[0]}]),
+        ([helper.make_node("OptionalHasElement", ["mask"], ["there"]), helper.make_node("Relu", ["x"], ["y"])],
+         [_optional("mask"), _value("x", FLOAT, [4])], [_value("there", BOOL, []), _value("y", FLOAT, [4])],
+         [{"x": X[0]}, {"x": X[0]}, {"mask": None, "x": X[0]}, {"mask": X, "x": X[0]}, {"x": X[0]}]),
+        ([helper.make_node("Optional", [], ["none"], type=TYPE), helper.make_node("Optional", ["x"], ["some"])],
+         [_value("x", FLOAT, [4])], [_optional("none"), _optional("some")], [{"x": X[0]}]),
+        ([helper.make_node("If", ["go"], ["y"], then_branch=helper.make_graph(
+            [helper.make_node("Optional", ["x"], ["a"])], "then", [], [_optional("a")]),
+            else_branch=helper.make_graph(
+                [helper.make_node("Optional", [], ["b"], type=TYPE)], "else", [], [_optional("b")]))],
+         [_value("go", BOOL, []), _value("x", FLOAT, [2])], [_optional("y")],
+         [{"go": np.array(True), "x": X[0, :2]}, {"go": np.array(False), "x": X[0, :2]}]),
+        ([helper.make_node("ZipMap", ["x"], ["rows"], domain="ai.onnx.ml", classlabels_strings=["a", "b"])],
+         [_value("x", FLOAT, ["n", 2])], [_maps("rows")], [{"x": X[:, :2]}]),
+    ],
+)  # fmt: skip
+def test_values_that_are_no_tensors(
+    nodes: list[Any], inputs: list[Any], outputs: list[Any], feeds: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Sequences, optional values and maps have onnxruntime's places, names, types and values; saved models too."""
+    graph = helper.make_graph(nodes, "values", inputs, outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    path = tmp_path / "model.relayc"
+    compile_onnx(model).save(path)
+    other = theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for mine in (ours.InferenceSession(model), ours.InferenceSession(path)):
+        for described in ("get_inputs", "get_outputs"):
+            found, wanted = [[(v.name, v.type) for v in getattr(s, described)()] for s in (mine, other)]
+            assert found == wanted
+        for feed in feeds:
+            expected = other.run(None, feed)
+            assert _plain(mine.run(None, feed)) == _plain(expected)
+            first = other.get_outputs()[0].name
+            assert _plain(mine.run([first], feed)) == _plain(expected[:1])
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists with their shapes and types, for comparison."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def test_a_trace_of_runs_and_nodes(dense: bytes, tmp_path: Path) -> None:
