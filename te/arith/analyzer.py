@@ -88,6 +88,7 @@ class Analyzer(Canonical):
             self._ranges[var] = _Stale(low, high)
         known = [self.render(fact, self.dtype_of(fact)) for fact in self._known]
         self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple = {}, {}, {}, {}, {}, {}
+        self._shared = {}
         for var, expr in self._substitutes.items():
             self._forms[var] = self.linear(expr)
         self._known = tuple([self.linear(fact) for fact in known])
@@ -124,16 +125,16 @@ class Analyzer(Canonical):
             yield
             return
         facts += [undone for fact in facts if (undone := self.without_quotient(fact)) is not None]
-        saved = (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._ranges,
-                 self._known)  # fmt: skip
+        saved = (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._shared,
+                 self._ranges, self._known)  # fmt: skip
         self._ranges = dict(self._ranges)
         self._known = (*self._known, *facts)
         self._forget()
         try:
             yield
         finally:
-            (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._ranges,
-             self._known) = saved  # fmt: skip
+            (self._atoms, self._proved, self._searched, self._pairs, self._forms, self._simple, self._shared,
+             self._ranges, self._known) = saved  # fmt: skip
 
     def _tighten(self, fact: Linear) -> None:
         """Narrow the bounds of the only atom, a variable, a quotient or a remainder, of `fact` >= 0."""

@@ -66,6 +66,7 @@ class Canonical(Forms):
         super().__init__()
         self._forms: dict[PrimExpr, Linear] = {}
         self._simple: dict[PrimExpr, PrimExpr] = {}
+        self._shared: dict[tuple[Any, DType], PrimExpr] = {}  # key of a form and type -> the first simple expression
         self._keys: dict[tuple[Any, ...], int] = {}
 
     def linear(self, expr: PrimExpr) -> Linear:
@@ -77,7 +78,10 @@ class Canonical(Forms):
         return found
 
     def simplify(self, expr: PrimExpr) -> PrimExpr:
-        """An equal expression, usually smaller; the very same object when there is nothing to gain."""
+        """An equal expression, usually smaller; the very same object when there is nothing to gain.
+
+        Equal index expressions become one object, so that comparing them and walking over them is cheap.
+        """
         found = self._simple.get(expr)
         if found is None:
             found = self._simplify(expr)
@@ -89,7 +93,12 @@ class Canonical(Forms):
             known = self._forms.get(expr)
             return expr if known is None else self._keep(expr, self.render(known, expr.dtype))
         if expr.dtype is INT32 or expr.dtype is INT64:
-            return self._keep(expr, self.render(self.linear(expr), expr.dtype))
+            form = self.linear(expr)
+            key = (form.key, expr.dtype)
+            found = self._shared.get(key)
+            if found is None:
+                found = self._shared[key] = self._keep(expr, self.render(form, expr.dtype))
+            return found
         rule = _VALUE_RULES.get(expr.__class__)
         return expr.rebuild(self.simplify) if rule is None else rule(self, expr)
 
@@ -171,12 +180,18 @@ class Canonical(Forms):
         return Linear({self.variable(expr): 1}, 0)
 
     def _form_add(self, expr: Add) -> Linear:
+        if isinstance(expr.b, IntImm):
+            return self.linear(expr.a).shifted(expr.b.value)
         return self.add(self.linear(expr.a), self.linear(expr.b))
 
     def _form_sub(self, expr: Sub) -> Linear:
+        if isinstance(expr.b, IntImm):
+            return self.linear(expr.a).shifted(-expr.b.value)
         return self.add(self.linear(expr.a), self.linear(expr.b), -1)
 
     def _form_mul(self, expr: Mul) -> Linear:
+        if isinstance(expr.b, IntImm):
+            return self.linear(expr.a).scaled(expr.b.value)
         return self.multiply(self.linear(expr.a), self.linear(expr.b))
 
     def _form_division(self, expr: Binary) -> Linear:

@@ -110,13 +110,15 @@ class Forms:
             return a.shifted(b.const * factor)
         total = a.plus(b, factor)
         for atom in total.terms:
-            if atom.kind == "//" or atom.kind == "%" or atom.kind == "*":
+            if atom.fuses:
                 return self._fuse(total)
         return total
 
     def _fuse(self, total: Linear) -> Linear:
         """x//c*c + x%c = x, and x - x//c*c = x%c, k times over, the first also y times; repeated until nothing fits"""
         for atom, k in total.terms.items():
+            if not atom.fuses:
+                continue
             if atom.kind == "*":
                 fused = self._fuse_product(total, atom, k)
                 if fused is not None:
@@ -178,7 +180,11 @@ class Forms:
             return a.scaled(b.const)
         if not a.terms:
             return b.scaled(a.const)
-        total = Linear(a.terms, 0).scaled(b.const).plus(Linear(b.terms, 0), a.const).shifted(a.const * b.const)
+        total = Linear({}, a.const * b.const)
+        if b.const:
+            total = total.plus(Linear(a.terms, 0), b.const)
+        if a.const:
+            total = total.plus(Linear(b.terms, 0), a.const)
         for x, c in a.terms.items():
             for y, d in b.terms.items():
                 total = self.add(total, Linear({self._product((*_factors(x), *_factors(y))): 1}, 0), c * d)

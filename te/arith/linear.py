@@ -23,10 +23,11 @@ class Atom:
 
     `kind` is "var", "//", "%", "min", "max", "*" or "opaque"; `args` are the operands: (dividend, divisor) as Linear
     (divisor an int when constant), the operands of a minimum, the factors of a product. `data` marks values read from
-    memory, whose arithmetic may overflow. `lower` and `upper` are symbolic bounds of a variable, when it has any.
+    memory, whose arithmetic may overflow. `fuses` marks what may combine with other terms of a sum: quotients,
+    remainders and products with a remainder. `lower` and `upper` are symbolic bounds of a variable, when it has any.
     """
 
-    __slots__ = ("args", "data", "expr", "hi", "kind", "lo", "lower", "uid", "upper", "vars")
+    __slots__ = ("args", "data", "expr", "fuses", "hi", "kind", "lo", "lower", "uid", "upper", "vars")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Atom:
         self.lo, self.hi = bounds
         self.vars = variables
         self.data = data
+        self.fuses = kind == "//" or kind == "%" or (kind == "*" and any(factor.kind == "%" for factor in args))
         self.lower: Linear | None = None
         self.upper: Linear | None = None
 

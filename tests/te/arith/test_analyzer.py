@@ -358,3 +358,13 @@ def test_a_bounded_size_lies_between_0_and_its_largest_value() -> None:
     size = SizeVar("n", most=15)
     assert str(Analyzer().simplify((size + 48) // 32)) == "1"
     assert str(Analyzer().simplify((size + 49) // 32)) != "1"
+
+
+def test_equal_index_expressions_become_one_object() -> None:
+    i, j, n = Var("i", INT32), Var("j", INT32), SizeVar("n", INT32)
+    analyzer = Analyzer()
+    first, second = [i * 16 + (j + 3) for _ in range(2)]
+    assert analyzer.simplify(first) is analyzer.simplify(second)
+    with analyzer.constraint(i < n):
+        assert str(analyzer.simplify(Min(i, n))) == "i"
+    assert str(analyzer.simplify(Min(i, n))) != "i"
