@@ -418,4 +418,4 @@ class LoopPartition(FunctionPass):
 
     def function(self, func: PrimFunc) -> PrimFunc:
         body = _Partitioner(self).visit(func.body)
-        return func if body is func.body else func.with_body(simplify_stmt(body))
+        return func if body is func.body else func.with_body(body)
