@@ -268,7 +268,7 @@ class IndexMath:
         lo: int | None = 0
         hi: int | None = 0
         for monomial, c in p.terms.items():
-            a, b = self._monomial_bounds(monomial)
+            a, b = self._atom_bounds(monomial[0]) if len(monomial) == 1 else self._monomial_bounds(monomial)
             if c < 0:
                 a, b = b, a
             lo = None if lo is None or a is None else lo + c * a
@@ -282,8 +282,6 @@ class IndexMath:
         hi: int | None = 1
         for atom in monomial:
             a, b = self._atom_bounds(atom)
-            if len(monomial) == 1:
-                return a, b
             if a is None or a < 0 or lo is None:
                 return None, None
             lo, hi = lo * a, (None if hi is None or b is None else hi * b)
@@ -343,7 +341,7 @@ class IndexMath:
         """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
         for fact in self.facts:
             shared = {1, *[p.terms[m] // c for m, c in fact.terms.items() if m in p.terms]}
-            lows = [self.bounds(p - fact.scale(times))[0] for times in shared if times > 0]
+            lows = [self.bounds(p.plus(fact, -times))[0] for times in shared if times > 0]
             if any(low is not None and low >= 0 for low in lows):
                 return True
         extrema = [m for m in p.terms if len(m) == 1 and m[0].kind in ("min", "max")]
@@ -352,7 +350,7 @@ class IndexMath:
         monomial = extrema[0]
         c, rest = p.terms[monomial], p - Poly({monomial: p.terms[monomial]})
         enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
-        return enough(self.nonneg(rest + value.scale(c)) for value in monomial[0].args)
+        return enough(self.nonneg(rest.plus(value, c)) for value in monomial[0].args)
 
     def _symbolically_nonneg(self, p: Poly) -> bool:
         """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.

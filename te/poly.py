@@ -43,15 +43,18 @@ class Poly:
         """The constant term of the sum."""
         return self.terms.get((), 0)
 
-    def __add__(self, other: Poly | int) -> Poly:
+    def plus(self, other: Poly | int, factor: int = 1) -> Poly:
+        """self + factor * other"""
         terms = dict(self.terms)
         for m, c in ({(): other} if isinstance(other, int) else other.terms).items():
-            total = terms.get(m, 0) + c
+            total = terms.get(m, 0) + c * factor
             if total:
                 terms[m] = total
             else:
                 terms.pop(m, None)
         return Poly(terms)
+
+    __add__ = plus
 
     def scale(self, factor: int) -> Poly:
         """This polynomial times `factor`."""
@@ -60,7 +63,7 @@ class Poly:
         return Poly({m: c * factor for m, c in self.terms.items()} if factor else {})
 
     def __sub__(self, other: Poly | int) -> Poly:
-        return self + (-other if isinstance(other, int) else other.scale(-1))
+        return self.plus(other, -1)
 
     def __mul__(self, other: Poly) -> Poly:
         if (k := other.const) is not None:
