@@ -69,8 +69,11 @@ class DType(str):
         """This element type with `lanes` lanes."""
         if lanes == self.lanes:
             return self
-        scalar = str(self) if self.lanes == 1 else str(self).rsplit("x", 1)[0]
-        return dtype(scalar if lanes == 1 else f"{scalar}x{lanes}")
+        found = _vectors.get((self, lanes))
+        if found is None:
+            scalar = str(self) if self.lanes == 1 else str(self).rsplit("x", 1)[0]
+            found = _vectors[self, lanes] = dtype(scalar if lanes == 1 else f"{scalar}x{lanes}")
+        return found
 
     def min_value(self) -> int:
         """Smallest value of an integer or bool type."""
@@ -82,6 +85,7 @@ class DType(str):
 
 
 _interned: dict[str, DType] = {}
+_vectors: dict[tuple[DType, int], DType] = {}
 
 
 def dtype(name: str) -> DType:

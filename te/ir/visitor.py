@@ -56,6 +56,10 @@ class Visitor(Generic[R]):
 class Mutator(Visitor[Any]):
     """Rebuilds what changed. A `visit_<Class>` that returns its argument leaves the tree as it is."""
 
+    def visit(self, node: Any) -> Any:
+        method = self._dispatch[node.__class__]
+        return node.rebuild(self.visit) if method is Mutator.visit_default else method(self, node)
+
     def visit_default(self, node: Node) -> Any:
         return node.rebuild(self.visit)
 

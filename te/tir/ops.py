@@ -252,13 +252,16 @@ def _fold_f32(compute: Callable[[Any, Any], Any], a: PrimExpr, x: float, y: floa
 def add(a: Value, b: Value) -> PrimExpr:
     """a + b"""
     a, b = match_types(a, b)
+    x, y = _const_value(a), _const_value(b)
+    if x is None and y is None:
+        return Add(a, b)
     folded = _fold(Add, operator.add, a, b)
     if folded is not None:
         return folded
     if not a.dtype.is_float:
-        if is_zero(a):
+        if x == 0:
             return b
-        if is_zero(b):
+        if y == 0:
             return a
     return Add(a, b)
 
@@ -269,7 +272,7 @@ def sub(a: Value, b: Value) -> PrimExpr:
     folded = _fold(Sub, operator.sub, a, b)
     if folded is not None:
         return folded
-    if is_zero(b):
+    if _const_value(b) == 0:
         return a
     if a is b and not a.dtype.is_float:
         return make_const(a.dtype, 0)
@@ -279,14 +282,17 @@ def sub(a: Value, b: Value) -> PrimExpr:
 def mul(a: Value, b: Value) -> PrimExpr:
     """a * b"""
     a, b = match_types(a, b)
+    x, y = _const_value(a), _const_value(b)
+    if x is None and y is None:
+        return Mul(a, b)
     folded = _fold(Mul, operator.mul, a, b)
     if folded is not None:
         return folded
-    if is_one(a):
+    if x == 1:
         return b
-    if is_one(b):
+    if y == 1:
         return a
-    if not a.dtype.is_float and (is_zero(a) or is_zero(b)):
+    if not a.dtype.is_float and (x == 0 or y == 0):
         return make_const(a.dtype, 0)
     return Mul(a, b)
 
@@ -525,7 +531,7 @@ def seq(*stmts: Stmt | Iterable[Stmt]) -> Stmt:
 
 def no_op() -> Stmt:
     """The statement that does nothing."""
-    return Evaluate(IntImm(dtype("int32"), 0))
+    return Evaluate(IntImm(INT32, 0))
 
 
 def is_no_op(stmt: Stmt) -> bool:

@@ -34,11 +34,13 @@ class Substitution(Mutator):
         node_class = node.__class__
         if node_class in _CONSTANTS:
             return node
+        method = self._dispatch[node_class]
         if not isinstance(node, PrimExpr):
-            return self._dispatch[node_class](self, node)
+            return method(self, node)
         found = self._done.get(node)
         if found is None:
-            found = self._done[node] = self._dispatch[node_class](self, node)
+            found = node.rebuild(self.visit) if method is Mutator.visit_default else method(self, node)
+            self._done[node] = found
         return found
 
     def _define(self, var: Var) -> Var:

@@ -10,7 +10,7 @@ from relayc.te.ir.visitor import Mutator, post_order
 from relayc.te.tir import ops
 from relayc.te.tir.analysis import accumulated_value
 from relayc.te.tir.buffer import Buffer
-from relayc.te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
+from relayc.te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, SizeVar, Var
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.intrinsics import INTRINSICS
 from relayc.te.tir.passes.base import FunctionPass
@@ -68,14 +68,15 @@ class _Remover(Mutator):
             if node in self._noted:
                 continue
             self._noted.add(node)
-            if isinstance(node, Var):
+            node_class = node.__class__
+            if node_class is Var or node_class is SizeVar:
                 self.read[node] = _ALL
                 continue
-            if isinstance(node, Call) and node.op == "address_of":
+            if node_class is Call and node.op == "address_of":
                 (place,) = node.args
                 assert isinstance(place, BufferLoad)
                 self.read[place.buffer.data] = _ALL
-            if isinstance(node, BufferLoad):
+            elif node_class is BufferLoad:
                 self._note_read(node)
             stack += node.node_children()
 
