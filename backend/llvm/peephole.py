@@ -61,6 +61,8 @@ intrinsic("add_dot2_bfloat16", 3, _added_to("dot2_bfloat16"), doc="(x, a, b): x 
 
 def accumulate_dot_product(expr: Add, machine: Machine) -> PrimExpr | None:
     """x + dot(a, b): one instruction with VNNI, or vdpbf16ps."""
+    if not isinstance(expr.a, Call) and not isinstance(expr.b, Call):
+        return None
     for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
         if isinstance(product, Call) and product.op in ("dot4", "dot8"):
             return Call(expr.dtype, f"add_{product.op}", (other, *product.args))

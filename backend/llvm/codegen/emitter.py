@@ -60,6 +60,8 @@ class Emitter:
     """Variable -> operand that holds its value."""
     indices: dict[Var, Index] = field(default_factory=dict)
     """Loop variables, sizes and values computed from them -> 64-bit index; these have no entry in `values`."""
+    sums: dict[PrimExpr, list[tuple[PrimExpr, int]] | None] = field(default_factory=dict)
+    """Index that is a sum and was emitted -> its signed terms in the order in which to add them; None: as written."""
     nonnegative: set[Var] = field(default_factory=set)
     """Variables whose values are known not to be negative."""
     ranges: dict[Var, tuple[int, int]] = field(default_factory=dict)

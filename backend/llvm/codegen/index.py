@@ -41,6 +41,8 @@ __all__ = [
 ]  # fmt: skip
 
 _ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod, Min, Max)
+_SUMS = frozenset((Add, Sub))
+_FLOORS = frozenset((FloorDiv, FloorMod))
 
 
 def splatted_int(e: Emitter, expr: PrimExpr) -> int | None:
@@ -96,27 +98,33 @@ def index_operand(e: Emitter, index: Index) -> str:
 def _arithmetic(e: Emitter, expr: Any) -> Index:
     if expr.__class__ is Mul:
         return multiply_index(e, index_of(e, expr.a), index_of(e, expr.b))
-    if isinstance(expr.a, Add | Sub) or isinstance(expr.b, Add | Sub):
-        terms = _terms(expr)
-        if any(_divides(term) for term, _ in terms):
+    if expr.a.__class__ in _SUMS or expr.b.__class__ in _SUMS:
+        if expr not in e.sums:
+            terms = _terms(expr)
+            e.sums[expr] = _outer_first(e, terms) if any(_divides(term) for term, _ in terms) else None
+        terms = e.sums[expr]
+        if terms is not None:
             return _sum_of_terms(e, terms)
     return _sum_as_written(e, expr)
 
 
 def _sum_as_written(e: Emitter, expr: Any) -> Index:
-    if expr.__class__ is not Add and expr.__class__ is not Sub:
+    cls = expr.__class__
+    if cls not in _SUMS:
         return index_of(e, expr)
     a, b = _sum_as_written(e, expr.a), _sum_as_written(e, expr.b)
-    return add_index(e, a, b, 1 if expr.__class__ is Add else -1)
+    return add_index(e, a, b, 1 if cls is Add else -1)
+
+
+def _outer_first(e: Emitter, terms: Sequence[tuple[PrimExpr, int]]) -> list[tuple[PrimExpr, int]]:
+    """Signed terms, those of outer loops first, so that partial sums are loop-invariant inside."""
+    depth = {var: at for at, var in enumerate(e.indices)}  # variables of outer loops are bound before those inside
+    return sorted(terms, key=lambda term: max((depth.get(v, 0) for v in free_variables(term[0])), default=-1))
 
 
 def _sum_of_terms(e: Emitter, terms: Sequence[tuple[PrimExpr, int]]) -> Index:
-    """The sum of signed terms, those of outer loops first, so that partial sums are loop-invariant inside."""
-    depth = {var: at for at, var in enumerate(e.indices)}  # variables of outer loops are bound before those inside
-    depths = [max((depth.get(v, 0) for v in free_variables(term)), default=-1) for term, _ in terms]
     total = Index(None, 0, 0)
-    for at in sorted(range(len(terms)), key=depths.__getitem__):
-        term, sign = terms[at]
+    for term, sign in terms:
         total = add_index(e, total, index_of(e, term), sign)
     return total
 
@@ -218,17 +226,18 @@ def _widen(e: Emitter, expr: PrimExpr) -> Index:
     return Index(e.text.pure(f"{how} {register_type(of)} {value} to i64"), 0)
 
 
-def _terms(expr: PrimExpr, sign: int = 1) -> list[tuple[PrimExpr, int]]:
+def _terms(expr: Any, sign: int = 1) -> list[tuple[PrimExpr, int]]:
     """The terms of a sum, with their signs."""
-    if isinstance(expr, Add | Sub):
-        other = sign if isinstance(expr, Add) else -sign
-        return [*_terms(expr.a, sign), *_terms(expr.b, other)]
+    cls = expr.__class__
+    if cls in _SUMS:
+        return [*_terms(expr.a, sign), *_terms(expr.b, sign if cls is Add else -sign)]
     return [(expr, sign)]
 
 
-def _divides(term: PrimExpr) -> bool:
+def _divides(term: Any) -> bool:
     """Is it a quotient or a remainder, possibly scaled?"""
-    return isinstance(term, FloorDiv | FloorMod) or (isinstance(term, Mul) and (_divides(term.a) or _divides(term.b)))
+    cls = term.__class__
+    return cls in _FLOORS or (cls is Mul and (_divides(term.a) or _divides(term.b)))
 
 
 def _fold_division(cls: type, a: int, b: int) -> int:
@@ -246,7 +255,7 @@ def is_nonnegative(expr: PrimExpr, known: set[Var]) -> bool:
         return expr.value >= 0
     if isinstance(expr, Var):
         return expr in known or isinstance(expr, SizeVar)
-    if isinstance(expr, Add | Mul | FloorDiv | Div):
+    if isinstance(expr, (Add, Mul, FloorDiv, Div)):
         return is_nonnegative(expr.a, known) and is_nonnegative(expr.b, known)
     if isinstance(expr, FloorMod):
         return is_nonnegative(expr.b, known)

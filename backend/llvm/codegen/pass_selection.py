@@ -60,6 +60,8 @@ _MANY_COSTLY = 8
 """Most divisions and products of variables in a sum that are the same in each iteration, where sizes are dynamic. The
 few passes leave them in its loop: convolutions with strides took up to six times as long."""
 
+_DIVISIONS = frozenset((Div, FloorDiv, FloorMod, Mod))
+
 
 def select_passes(functions: Iterable[PrimFunc]) -> PassSelection:
     """The passes for a module of lowered functions."""
@@ -106,6 +108,7 @@ class _Walk(Visitor[None]):
         self._indexed: set[Buffer] = set()
         self._fixed: set[Var] = set()
         """variables of loops that are written out"""
+        self._fixed_indices: dict[PrimExpr, bool] = {}
         self._seen: set[int] = set()
         self.visit(function.body)
 
@@ -125,7 +128,11 @@ class _Walk(Visitor[None]):
         return is_register or (not is_fixed and not loop.variables.isdisjoint(free_variables(index)))
 
     def _is_fixed(self, index: PrimExpr) -> bool:
-        return self._fixed.issuperset(free_variables(index))
+        """Is it the same in each run of the statement? Its variables are defined by now."""
+        known = self._fixed_indices.get(index)
+        if known is None:
+            known = self._fixed_indices[index] = self._fixed.issuperset(free_variables(index))
+        return known
 
     def visit_For(self, node: For) -> None:
         if called_step(node) is not None:
@@ -200,7 +207,7 @@ def _is_costly(node: Node) -> TypeGuard[PrimExpr]:
     """Is it a division, or a product of two values that vary?"""
     if isinstance(node, Mul):
         return not isinstance(node.a, IntImm) and not isinstance(node.b, IntImm) and node.dtype.is_integral
-    return isinstance(node, Div | FloorDiv | FloorMod | Mod)
+    return node.__class__ in _DIVISIONS
 
 
 def _is_contiguous(index: PrimExpr) -> bool:

@@ -43,7 +43,7 @@ def as_ramp(e: Emitter, index: PrimExpr) -> tuple[Index, Index] | None:
         return index_of(e, index.base), index_of(e, index.stride)
     if isinstance(index, Broadcast):
         return index_of(e, index.value), Index(None, 0, 0)
-    if isinstance(index, Add | Sub):
+    if isinstance(index, (Add, Sub)):
         return _combine_ramps(e, index)
     if isinstance(index, Mul):
         return _scale_ramp(e, index)
