@@ -45,7 +45,7 @@ def same_dim(a: Dim, b: Dim) -> bool:
     return x == y if x is not None and y is not None else a is b
 
 
-def ceil_div(a: Dim, b: int) -> Dim:
+def ceil_div(a: Dim, b: Dim) -> Dim:
     """a / b rounded up."""
     return as_dim((a + (b - 1)) // b)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from relayc import relay, te
+from relayc import relay, te, topi
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
@@ -17,6 +17,8 @@ from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.te.ir import IRModule, PassContext, collect
 from relayc.te.tir import BufferStore, For
+from relayc.topi.cpu.products.plan import ProductPlan, plan_product
+from relayc.topi.registry import operations_behind
 from tests.processors import avx2_target
 
 HASWELL = avx2_target(2)
@@ -159,6 +161,36 @@ def test_dynamic_rows_are_not_guarded_one_by_one():
     text = loops_of(te.size_var("n"))
     assert text.count("else:") == 2
     assert text.count("if likely(") == 2, "guards of tiles, none inside"
+
+
+def plan_of(rows: te.Dim, *, columns: int, depth: int, l2_bytes: int) -> ProductPlan:
+    """The plan of (rows, depth) by constant (depth, columns)."""
+    target = Target({**HASWELL.to_dict(), "l2-bytes": l2_bytes})
+    data, weight = te.placeholder((rows, depth)), te.placeholder((columns // 16, depth, 16))
+    out = topi.nn.dense_packed(data, weight, columns)
+    return plan_product(out, next(op for op in operations_behind([out]) if op.tag == "dense_packed"), target)
+
+
+@pytest.mark.parametrize(("l2_bytes", "blocks"), [(1 << 18, True), (1 << 17, False), (1 << 21, True)])
+def test_all_panels_pass_over_blocks_of_dynamic_rows_where_l2_holds_the_weights(l2_bytes: int, blocks: bool):
+    """The weights take 128 KB, a row half a KB: three quarters of L2 hold a block and them."""
+    plan = plan_of(te.size_var("n"), columns=256, depth=128, l2_bytes=l2_bytes)
+    assert (plan.tiles_of_a_block > 0) == blocks
+    assert plan.tiles_of_a_block * plan.height * 512 + 131072 <= l2_bytes or not blocks
+    assert not plan_of(1000, columns=256, depth=128, l2_bytes=l2_bytes).tiles_of_a_block
+    assert not plan_of(te.size_var("n"), columns=16, depth=128, l2_bytes=l2_bytes).tiles_of_a_block, "one panel"
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 96, 97, 200, 1000])
+def test_results_of_blocks_of_dynamic_rows(rows: int):
+    target = Target({**Target("llvm").to_dict(), "l2-bytes": 1 << 17})
+    rng = np.random.default_rng(rows)
+    weight, data = rng.standard_normal((96, 64), dtype=np.float32), rng.standard_normal((rows, 64), dtype=np.float32)
+    x = relay.var("x", shape=(te.size_var("n"), 64))
+    lib = relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(weight))), target)
+    for threads in (1, 2):
+        executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+        np.testing.assert_allclose(executor(data)[0].numpy(), data @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("target", "copies"), [(SERVER, 3), (HASWELL, 6)], ids=["masks", "no masks"])

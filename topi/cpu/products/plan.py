@@ -69,6 +69,8 @@ sums."""
 _MOST_OF_PANELS, _MOST_OF_ROWS = 0.95, 0.6
 """Parts of the L2 cache: the most that two panels take without K-blocking, and that they and rows take together where
 rows are read anew for each panel with a high-latency LLC (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two blocks)."""
+_BESIDE_WEIGHTS = 0.75
+"""Part of the L2 cache that all weights and a block of rows take where the number of rows is dynamic."""
 _FEW_CHANNELS, _REGISTERS_OF_PIXELS = 3, 2
 
 
@@ -118,6 +120,8 @@ class ProductPlan:
     """stores are masked for a partial last panel, in place of tiles of its own: half of the code"""
     streams_few_rows: bool = False
     """tiles of half the height prefetch the next panel, where the number of rows is dynamic"""
+    tiles_of_a_block: int = 0
+    """row tiles, of a dynamic number, that all panels pass over before the next ones; 0: all"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -156,10 +160,11 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
         consecutive = min(consecutive, _TILES_OF_DYNAMIC_ROWS)
+    block = 0 if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
         masked_last=p.left_bytes is None and "avx512f" in p.target.features,
-        streams_few_rows=p.streams_weights and has_high_latency_llc(p.target),
+        streams_few_rows=p.streams_weights and has_high_latency_llc(p.target), tiles_of_a_block=block,
     )
 
 
@@ -223,6 +228,8 @@ class _Product:
         """results on a line of an image, or in it if it is a column; 0 where no window moves along it"""
         strides = (*[1] * len(row_dims), *anchor.attrs.get("strides", (1,)))
         stride = strides[along - len(row_dims)] * constant_size(self.left.shape[along - len(row_dims) :])
+        self.input_bytes = self.left.dtype.nbytes * stride
+        """bytes of the inputs of one result that the one before does not read"""
         self.row_stride = stride * self.left.dtype.nbytes if self.groups == 1 else 0
         """bytes between the inputs of neighbouring results; grouped products read copies without set conflicts"""
 
@@ -279,6 +286,18 @@ class _Product:
         """Whether panels partition notably more evenly over the cores than row tiles."""
         cores = self.target.num_cores
         return largest_partition(-(-self.columns // self.panel), cores) < _NOTABLY * largest_partition(tiles, cores)
+
+
+def _tiles_beside_weights(p: _Product, height: int) -> int:
+    """Row tiles, of a dynamic number, whose inputs stay in the L2 cache with all weights; 0 for all of them.
+
+    Whatever their number, rows are read once, and weights again from the L2 cache. Weights that leave no room for a
+    few tiles are read once instead.
+    """
+    room = int(_BESIDE_WEIGHTS * p.target.cache_bytes.l2) - p.weight_bytes
+    tiles = room // max(height * p.input_bytes, 1)
+    blocks = p.left_bytes is None and p.in_one_loop and p.columns > p.panel and p.groups == 1
+    return tiles if blocks and tiles >= _FEWEST_TILES else 0
 
 
 def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
