@@ -102,8 +102,8 @@ class _Forward(_Convolution):
 
     (C1) layouts name the right axes; (C2) strides and dilation have one positive number for each spatial axis, padding
     two; (C3) both inputs have one element type; (C4) both have the layouts' ranks; (C5) C = I * groups and O is a
-    multiple of groups; (C6) the dilated kernel fits into the padded input. In an `open_form` `groups` of 0 are as many
-    as outputs, whose number is dynamic.
+    multiple of groups; (C6) the dilated kernel fits into the padded input; an empty image may have no results. In an
+    `open_form` `groups` of 0 are as many as outputs, whose number is dynamic.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -130,7 +130,7 @@ class _Forward(_Convolution):
             padding = self.padding[k] + self.padding[k + self.rank]
             result[a] = output_size(sizes[a], weights[a], self.strides[k], self.dilation[k], padding)
             room = f"the {sizes[a]} + {padding} elements of axis {a}"
-            require(at_least(result[a], 1), f"(C6) the kernel reaches over more than {room}")
+            require(at_least(result[a], 0 if sizes[a] == 0 else 1), f"(C6) the kernel reaches over more than {room}")
         return TensorType(Layout(self.data_layout).shape_of(result), self._result_dtype(data))
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:

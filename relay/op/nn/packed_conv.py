@@ -43,7 +43,7 @@ class _Packed(OpDef):
     two; (C2) weights have the data's element type, or one of fewer bits whose values it represents; (C3) data has two
     dimensions more than there are spatial axes, weights three; (C4) C = I * groups; (C5) the blocks hold `channels`
     outputs, and with groups each holds those of one group, or a divisor of their number, unless they are
-    `across_groups`; (C6) the dilated kernel fits into the padded input.
+    `across_groups`; (C6) the dilated kernel fits into the padded input; an empty image may have no results.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -82,7 +82,8 @@ class _Packed(OpDef):
         results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
         taps = " x ".join(map(str, kernel))
         reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
-        require(all(at_least(size, 1) for size in results), reaches)
+        fits = all(at_least(result, 0 if size == 0 else 1) for result, size in zip(results, sizes, strict=True))
+        require(fits, reaches)
         return TensorType((n, *results, self.channels), self._result_dtype(str(data.dtype)))
 
     def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
