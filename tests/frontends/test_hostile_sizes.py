@@ -212,6 +212,22 @@ def test_regions_of_any_size_are_sampled_in_bounded_time() -> None:
         run(roi_align(), x=x, r=np.array([r], np.float32), b=owner)
 
 
+def test_positions_out_of_range_read_no_other_memory() -> None:
+    """Of the model or its inputs: they are limited to the axis, as all positions are without checks of indices."""
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    rows = {"i": np.array([0, 1 << 30, -(1 << 30)])}
+    for extent in (2, "n"):
+        inputs = {"i": (INT64, [3])}
+        passed = run(model([node("Gather", ["x", "i"])], [extent, 4], inputs=inputs), x=x, **rows)
+        np.testing.assert_array_equal(passed, x[[0, 1, 0]])
+    stored = run(model([node("Gather", ["x", "i"])], ["n", 4], {"i": np.array([0, 1 << 30])}), x=x)
+    np.testing.assert_array_equal(stored, x)
+    images = np.arange(32, dtype=np.float32).reshape(2, 1, 4, 4)
+    regions = np.array([[image, 0, 0, 3, 3] for image in (0, 1, 1e9, -1e9, 1e30)], np.float32)
+    pool = model([node("MaxRoiPool", ["x", "r"], pooled_shape=[1, 1])], [2, 1, 4, 4], inputs={"r": (1, ["count", 5])})
+    np.testing.assert_array_equal(run(pool, x=images, r=regions).ravel()[:4], [15, 31, 31, 15])
+
+
 @pytest.mark.parametrize("p", [1, 3, 8, 9, 1000])
 def test_norms_of_large_exponents(p: int) -> None:
     x = np.linspace(0.5, 1.0, 8, dtype=np.float32).reshape(1, 1, 8)

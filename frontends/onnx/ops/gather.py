@@ -35,7 +35,7 @@ def gather(node: OnnxNode) -> Expr:
     extent = node.type(0).shape[axis]
     _check_range(node, extent)
     known = node.known_value(1)
-    trusted = known is not None and (known.size == 0 or known.min() >= 0)
+    trusted = known is not None and isinstance(extent, int) and (known.size == 0 or known.min() >= 0)
     return op.take(node[0], node[1], axis=axis, mode="fast" if trusted else "numpy")
 
 

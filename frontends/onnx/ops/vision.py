@@ -100,7 +100,7 @@ def max_roi_pool(node: OnnxNode) -> Expr:
     scale = float_const(node.attr_float("spatial_scale", 1.0), regions)
     corners = [_column(op.multiply(regions, scale), c) for c in range(1, 5)]
     left, top, right, bottom = [op.floor(op.add(c, float_const(0.5, c))) for c in corners]
-    images = op.take(x, op.cast(_column(regions, 0), "int64"), axis=0, mode="fast")
+    images = op.take(x, op.cast(_column(regions, 0), "int64"), axis=0)
     lowest = float_const(-np.inf, x)
     in_columns = op.expand_dims(op.expand_dims(_bins(left, right, size[1], width), 1), 1)  # [R, 1, 1, bins, W]
     columns = op.max(op.where(in_columns, op.expand_dims(images, 3), lowest), axis=4)  # [R, C, H, bins]
