@@ -34,7 +34,7 @@ class LowerDenseBits(FunctionPass):
 
     Where the option "relay.activations" says so, or by default the operator, the data become int8 first, by the largest
     magnitude of each block, as onnxruntime does it at accuracy_level 4. Products of the same data share that
-    (`EliminateCommonSubexpr`).
+    (`EliminateCommonSubexpr`). Those with codes of a table stay floats.
     """
 
     target: Target
@@ -53,13 +53,15 @@ class LowerDenseBits(FunctionPass):
         return rewrite_calls(function, lower)
 
     def _lowered(self, call: Call, op: DenseBits, to_int8: bool) -> Expr:
-        data, codes, scales, *zeros = call.args
+        data, codes, scales, *last = call.args
         x = data if data.dtype == "float32" else elementwise.cast(data, "float32")
-        blocks = scales.tensor_type.static_shape[1]
+        blocks, zeros = scales.tensor_type.static_shape[1], [] if op.has_table else last
         made = DenseBlocks(units=op.units, bits=op.bits, has_zeros=bool(zeros),
                            in_16_bits=to_int8 and not has_byte_products(self.target))  # fmt: skip
         unit = 1.0 if zeros else float(1 << (op.bits - 1))
-        if to_int8:
+        if op.has_table:
+            result = DenseBlocks(units=op.units, bits=op.bits, has_table=True)(x, codes, scales, *last, span=call.span)
+        elif to_int8:
             values, data_scales, sums = _quantized(x, blocks, unit)
             result = made(values, codes, scales, sums, data_scales, *zeros, span=call.span)
         else:

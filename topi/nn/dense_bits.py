@@ -31,10 +31,11 @@ SMALLEST_SCALE = 1e-37
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """Weights (code - zero point) * scale, packed in panels of NR columns.
+    """Weights (code - zero point) * scale, or table[code] * scale, packed in panels of NR columns.
 
     `codes` (ceil(N / NR), K * bits / 32, NR) are int32 words; `scales` (ceil(N / NR), blocks, NR) floats, `zeros` of
-    that shape floats or uint8. Without `zeros` the zero point is the middle of the range, 2^(bits - 1).
+    that shape floats or uint8. Without `zeros` the zero point is the middle of the range, 2^(bits - 1). A `table`
+    (2^bits,) of float32 has the values of codes, in place of their differences from a zero point.
     """
 
     codes: Tensor
@@ -43,6 +44,7 @@ class BlockWeights:
     units: int
     """the columns N"""
     bits: int
+    table: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -78,7 +80,9 @@ class BlockWeights:
     def real(self, panel: Any, k: Any, lane: Any, wide: str) -> PrimExpr:
         """Weight k of a column, as a float of the type `wide`."""
         code, block = self.code(panel, k, lane), k // (self.depth // self.blocks)
-        if self.zeros is None:
+        if self.table is not None:
+            centred = te.cast(wide, self.table(code))
+        elif self.zeros is None:
             centred = te.cast(wide, code - (1 << (self.bits - 1)))
         else:
             centred = te.cast(wide, code) - te.cast(wide, self.zeros(panel, block, lane))
@@ -151,30 +155,35 @@ def quantize_blocks(data: Tensor, blocks: int, unit: float) -> tuple[Tensor, Ten
 
 
 def dense_blocks(
-    data: Tensor, sums: Tensor, weights: BlockWeights, data_scales: Tensor | None = None, in_16_bits: bool = False
+    data: Tensor, sums: Tensor | None, weights: BlockWeights, data_scales: Tensor | None = None,
+    in_16_bits: bool = False,
 ) -> Tensor:
     """data (..., K) times weights, block by block: (..., N) of float32.
 
     The result is the sum, over blocks b, of scale[b] * (x[b] . codes[b] - zero[b] * sum(x[b])). `sums` (..., blocks)
-    are the sums of the data of each block, times the zero point where that is the same for all weights. The data are
+    are the sums of the data of each block, times the zero point where that is the same for all weights; None for
+    weights with a table, whose values stand for codes[b] and have no zero point. The data are
     float32; or, with `data_scales` (..., blocks), int32 words of four signed bytes (..., K / 4) in units of these
     scales. `in_16_bits` is for processors that add products of bytes in 16 bits (no VNNI): eight products are one step,
     and the halves of 8-bit codes are multiplied separately, so that no sum overflows.
     """
     panels, nr = weights.codes.shape[0], weights.width
-    rows, row_sums = as_rows(data), as_rows(sums)
+    rows, row_sums = as_rows(data), None if sums is None else as_rows(sums)
     row_scales = None if data_scales is None else as_rows(data_scales)
     b = te.reduce_axis((0, weights.blocks), name="b")
     products = _block_sums(rows, weights, row_scales is not None, in_16_bits)
 
     def body(m: Any, n: Any) -> PrimExpr:
         panel, lane = n // nr, n % nr
-        value, offset = products(m, b, n), row_sums(m, b)
+        value = products(m, b, n)
         if row_scales is not None:
             value = te.cast("float32", value) * row_scales(m, b)
-        if weights.zeros is not None:
-            offset = offset * te.cast("float32", weights.zeros(panel, b, lane))
-        return te.sum((value - offset) * weights.scale(panel, b, lane), axis=b)
+        if row_sums is not None:
+            offset = row_sums(m, b)
+            if weights.zeros is not None:
+                offset = offset * te.cast("float32", weights.zeros(panel, b, lane))
+            value = value - offset
+        return te.sum(value * weights.scale(panel, b, lane), axis=b)
 
     shape, attrs = (rows.shape[0], as_dim(panels * nr)), {"block": nr, "groups": 1}
     result = first_columns(te.compute(shape, body, name="dense", tag="dense_blocks", attrs=attrs), weights.units)
@@ -213,7 +222,7 @@ def _converted(weights: BlockWeights, to_bytes: bool) -> Tensor:
         return weights.codes
 
     def floats(*i: Any) -> PrimExpr:
-        return te.cast("float32", weights.code(*i))
+        return te.cast("float32", weights.code(*i)) if weights.table is None else weights.table(weights.code(*i))
 
     steps = weights.depth // 4 if to_bytes else weights.depth
     shape = (weights.codes.shape[0], as_dim(steps), as_dim(weights.width))

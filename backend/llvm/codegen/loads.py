@@ -14,7 +14,7 @@ from relayc.backend.llvm.codegen.convert import convert
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.index import index_of, index_operand
 from relayc.backend.llvm.codegen.instructions import Instruction, available
-from relayc.backend.llvm.codegen.lookups import look_up_bytes
+from relayc.backend.llvm.codegen.lookups import look_up_bytes, look_up_floats
 from relayc.backend.llvm.codegen.memory import (
     MIN_LANES,
     align_of,
@@ -300,8 +300,11 @@ def _gather_ramp(e: Emitter, buffer: Buffer, base: Index, stride: Index, of: DTy
 
 
 def _gather(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType, mask: str | None) -> str:
-    found = look_up_bytes(e, buffer, index, of)
-    return found if found is not None else _gather_at(e, element_addresses(e, buffer, index), of, mask)
+    for look_up in (look_up_bytes, look_up_floats):
+        found = look_up(e, buffer, index, of)
+        if found is not None:
+            return found
+    return _gather_at(e, element_addresses(e, buffer, index), of, mask)
 
 
 def _gather_at(e: Emitter, addresses: str, of: DType, mask: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Table lookups in registers: each lane selects from 4 or 8 words, or from 256 bytes."""
+"""Table lookups in registers: each lane selects from 4 or 8 words, from 16 floats, or from 256 bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from relayc.backend.llvm.codegen.permutes import PERMUTE, PERMUTE_WITHIN_128
 from relayc.backend.llvm.codegen.vectors import concatenate, extend, extract_part, legalize, shuffle
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
-from relayc.te.tir import Buffer, Call, Cast, PrimExpr, as_int
+from relayc.te.tir import Broadcast, Buffer, Call, Cast, PrimExpr, as_int
 
-__all__ = ["INSTRUCTIONS", "emit_lookup", "look_up_bytes"]
+__all__ = ["INSTRUCTIONS", "emit_lookup", "look_up_bytes", "look_up_floats"]
 
 _ENTRIES, _ROW = 256, 16
 """Entries of a byte table, and of the row that one instruction looks up in."""
+_FLOATS = 16
+"""Entries of a table of floats, which four bits of an index select."""
 
 
 def emit_lookup(e: Emitter, call: Call) -> str:
@@ -58,6 +60,31 @@ def look_up_bytes(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str
         part = extend(e.text, extract_part(e.text, value, "i8", of.lanes, begin, count), "i8", count, row.lanes)
         parts.append((extract_part(e.text, row.emit(e, row, buffer, part), "i8", row.lanes, 0, count), count))
     return concatenate(e.text, parts, "i8")
+
+
+def look_up_floats(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
+    """Gather from a table of 16 float32 at indices of which all but the low four bits are masked off, so that they are
+    in bounds in all lanes; None for any other gather."""
+    rows = available(PERMUTE["float"], e.machine)
+    if str(of.element) != "float32" or as_int(buffer.shape[0]) != _FLOATS or not rows or of.lanes % min(rows):
+        return None
+    if not isinstance(index, Call) or index.op != "bitwise_and" or index.dtype.bits != of.bits:
+        return None
+    mask = index.args[1]
+    if as_int(mask.value if isinstance(mask, Broadcast) else mask) != _FLOATS - 1:
+        return None
+
+    def pick(width: int, at: str) -> str:
+        row, parts = rows[width], range(0, _FLOATS, width)
+        tables = [load_elements(e, buffer, Index(None, first, 0), of.with_lanes(width)) for first in parts]
+        found = [row.emit(e.text, row, table, at) for table in tables]
+        if len(found) > 1:  # instructions use the low three bits
+            high, kind = e.text.pure(f"icmp ugt <{width} x i32> {at}, splat (i32 {width - 1})"), f"<{width} x float>"
+            found = [e.text.pure(f"select <{width} x i1> {high}, {kind} {found[1]}, {kind} {found[0]}")]
+        return e.text.pure(f"bitcast <{width} x float> {found[0]} to <{width} x i32>")
+
+    words = legalize(e.text, of.lanes, rows, [e.value(index)], pick)
+    return e.text.pure(f"bitcast <{of.lanes} x i32> {words} to <{of.lanes} x float>")
 
 
 # What rows emit: the entries of a table at a vector of uint8 indices.

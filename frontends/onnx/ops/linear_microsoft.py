@@ -120,22 +120,29 @@ _NF4 = (
 
 @converter("MatMulBnb4", domain=MICROSOFT)
 def mat_mul_bnb4(node: OnnxNode) -> Expr:
-    """A [.., K] by bitsandbytes 4-bit weights [N, K] (FP4 or NF4)."""
+    """A [.., K] by bitsandbytes 4-bit weights [N, K] (FP4 or NF4), which stay packed if rows are whole blocks."""
     node.attrs.ignore("training_mode")
     rows, depth, size = node.attr_int("N"), node.attr_int("K"), node.attr_int("block_size")
     kind, count = node.attr_int("quant_type"), rows * depth
     if kind not in (0, 1) or min(rows, depth, size) < 1 or node.dtype(1) != "uint8":
         raise node.unsupported(f"weights of quant_type {kind}, {node.type(1)}", expected="0 (FP4) or 1 (NF4)")
-    table = np.array(_NF4 if kind else (*_FP4, *[-v for v in _FP4]), str(node.dtype(0)))
-    packed = unpacked(_sized(node, 1, ((count + 1) // 2,), "B"), 4)
+    values = _NF4 if kind else (*_FP4, *[-v for v in _FP4])
+    packed, largest = _sized(node, 1, ((count + 1) // 2,), "B"), _sized(node, 2, (-(-count // size),), "the magnitudes")
+    is_transposed = node.attr_bool("transB", True)
+    codes, scales = _constant(node.get(1)), _constant(node.get(2))
+    if codes is not None and scales is not None and is_transposed and depth % size == 0 and size % 8 == 0:
+        first_low = (codes >> np.uint8(4) | codes << np.uint8(4)).reshape(rows, depth // 2)
+        table = np.array(values, np.float32)
+        return op.nn.dense_bits(node[0], first_low, scales.reshape(rows, depth // size), None, 4, table=table)
+    packed = unpacked(packed, 4)
     packed = op.strided_slice(
         reshape_to(op.reverse(packed, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,)
     )
-    largest = _sized(node, 2, (-(-count // size),), "the largest magnitudes")
     largest = op.strided_slice(op.repeat(largest, size, 0), (0,), (count,), axes=(0,))
-    values = op.take(Constant(table), op.cast(packed, "int32"), axis=0, mode="fast")
-    weights = reshape_to(op.multiply(values, op.cast(largest, values.dtype)), (rows, depth))
-    return op.nn.dense(node[0], weights if node.attr_bool("transB", True) else transposed(weights, (1, 0)))
+    table = Constant(np.array(values, str(node.dtype(0))))
+    real = op.take(table, op.cast(packed, "int32"), axis=0, mode="fast")
+    weights = reshape_to(op.multiply(real, op.cast(largest, real.dtype)), (rows, depth))
+    return op.nn.dense(node[0], weights if is_transposed else transposed(weights, (1, 0)))
 
 
 class _Blocks:

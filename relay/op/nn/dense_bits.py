@@ -31,13 +31,18 @@ class _BlockProduct(OpDef):
     units: int
     bits: int
 
-    def _check_weights(self, depth: object, codes: TensorType, scales: TensorType, zeros: TensorType | None) -> None:
+    def _check_weights(
+        self, depth: object, codes: TensorType, scales: TensorType, zeros: TensorType | None,
+        table: TensorType | None = None,
+    ) -> None:
         """(C1) to (C3) of `DenseBits`; `depth` is K of the data."""
         kinds = codes.dtype == "int32" and scales.dtype in ("float32", "float16")
         kinds = kinds and (zeros is None or zeros.dtype in ("uint8", "float16", "float32"))
         require(kinds, f"(C1) codes {codes} must be int32, scales {scales} float32 or float16, zero points {zeros} "
                        "floats or uint8")  # fmt: skip
         require(self.bits in (4, 8), f"(C2) {self.bits} bits; expected 4 or 8")
+        of_codes = TensorType((1 << self.bits,), "float32")
+        require(table is None or table == of_codes, f"(C1) table {table}; expected {of_codes}, a value of each code")
         require(
             self._fit(depth, codes, scales, zeros),
             f"(C3) data of {depth} columns, {codes}, {scales}, {zeros} do not fit {self.units} columns of "
@@ -53,10 +58,14 @@ class _BlockProduct(OpDef):
         whole = height * 32 // self.bits % blocks == 0 and height * 32 // self.bits // blocks % 8 == 0
         return holds and whole and dims_match(depth, height * 32 // self.bits)  # type: ignore[arg-type]
 
-    def _weights(self, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None) -> BlockWeights:
-        return BlockWeights(codes, scales, zeros, self.units, self.bits)
+    def _weights(
+        self, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None, table: te.Tensor | None = None
+    ) -> BlockWeights:
+        return BlockWeights(codes, scales, zeros, self.units, self.bits, table)
 
-    def real_weights(self, codes: Array, scales: Array, zeros: Array | None = None) -> Array:
+    def real_weights(
+        self, codes: Array, scales: Array, zeros: Array | None = None, table: Array | None = None
+    ) -> Array:
         """The weights as float32 (N, K)."""
         words = np.ascontiguousarray(codes).astype("<i4").view(np.uint8).reshape(*codes.shape, 4)
         four = words[..., None, :]  # (P, words, NR, 1, bytes)
@@ -65,7 +74,8 @@ class _BlockProduct(OpDef):
         values = four.transpose(0, 2, 1, 3, 4).reshape(len(codes) * codes.shape[2], scales.shape[1], -1)
         middle = np.float32(1 << (self.bits - 1))
         zero = middle if zeros is None else _by_column(zeros)[..., None].astype(np.float32)
-        real = (values.astype(np.float32) - zero) * _by_column(scales)[..., None].astype(np.float32)
+        centred = values.astype(np.float32) - zero if table is None else table[values]
+        real = centred * _by_column(scales)[..., None].astype(np.float32)
         return real.reshape(len(real), -1)[: self.units]
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
@@ -81,8 +91,10 @@ class DenseBits(_BlockProduct):
 
     Columns lie in panels of NR, a block of K / blocks weights has one scale and one zero point. Codes
     (ceil(N / NR), K * bits / 32, NR) are int32 words as in `topi.nn.dense_bits`; scales (ceil(N / NR), blocks, NR);
-    zero points likewise, 2^(bits - 1) if there are none. With `int8_activations` the model allows the data to be
-    quantised to int8 too, block by block. (C1) data and scales are floats, zero points floats or uint8, codes int32;
+    zero points likewise, 2^(bits - 1) if there are none. With `has_table` the last input is, in place of zero points, a
+    table (2^bits,) of the values that codes stand for (MatMulBnb4). With `int8_activations` the model allows the data
+    to be quantised to int8 too, block by block. (C1) data and scales are floats, zero points floats or uint8, codes
+    int32, tables float32;
     (C2) `bits` is 4 or 8; (C3) data has one dimension or more, the others three that match; blocks are multiples of 8.
     """
 
@@ -91,22 +103,28 @@ class DenseBits(_BlockProduct):
     units: int
     bits: int
     int8_activations: bool = False
+    has_table: bool = False
 
     def infer(
-        self, data: TensorType, codes: TensorType, scales: TensorType, zeros: TensorType | None = None
+        self, data: TensorType, codes: TensorType, scales: TensorType, last: TensorType | None = None
     ) -> TensorType:
         require_float(1, data)
         require(data.ndim >= 1, f"(C3) {data} has no columns")
-        self._check_weights(data.shape[-1], codes, scales, zeros)
+        self._check_weights(data.shape[-1], codes, scales, *self.zeros_and_table(last))
         return TensorType((*data.shape[:-1], self.units), data.dtype)
 
-    def compute(
-        self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None = None
-    ) -> te.Tensor:
-        return topi.nn.dense_bits(data, self._weights(codes, scales, zeros))
+    def zeros_and_table(self, last: _T | None) -> tuple[_T | None, _T | None]:
+        """What the last input is, if there is one."""
+        require(not self.has_table or last is not None, "(C3) no table; expected one after the scales")
+        return (None, last) if self.has_table else (last, None)
 
-    def reference(self, data: Array, codes: Array, scales: Array, zeros: Array | None = None) -> Array:
-        columns = self.real_weights(codes, scales, zeros).T.astype(np.float64)
+    def compute(
+        self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, last: te.Tensor | None = None
+    ) -> te.Tensor:
+        return topi.nn.dense_bits(data, self._weights(codes, scales, *self.zeros_and_table(last)))
+
+    def reference(self, data: Array, codes: Array, scales: Array, last: Array | None = None) -> Array:
+        columns = self.real_weights(codes, scales, *self.zeros_and_table(last)).T.astype(np.float64)
         return (data.astype(np.float64) @ columns).astype(data.dtype)
 
 
@@ -118,7 +136,8 @@ class DenseBlocks(_BlockProduct):
     lowers to this operator. `sums` (..., blocks) are the sums of the data of each block, times the zero point if there
     are no zero points. Data are float32 (..., K), or four signed bytes in an int32 (..., K / 4), in units of the scales
     (..., blocks) that then follow the sums. `in_16_bits` is for processors that add
-    products of bytes in 16 bits. (C1) to (C3) as there; (C4) data are float32, or int32 with scales for
+    products of bytes in 16 bits. With `has_table`, for float32 data, a table of the values of codes stands in place of
+    the sums, and nothing is subtracted. (C1) to (C3) as there; (C4) data are float32, or int32 with scales for
     each block; (C5) sums are float32, one for each row and block.
     """
 
@@ -128,14 +147,19 @@ class DenseBlocks(_BlockProduct):
     bits: int
     has_zeros: bool = False
     in_16_bits: bool = False
+    has_table: bool = False
 
     def infer(
         self, data: TensorType, codes: TensorType, scales: TensorType, sums: TensorType, *rest: TensorType
     ) -> TensorType:
         data_scales, zeros = self._split(rest)
+        table = sums if self.has_table else None
         kinds = data.dtype == ("float32" if data_scales is None else "int32") and data.ndim >= 1
         require(kinds, f"(C4) data {data} with scales {data_scales}")
-        self._check_weights(data.shape[-1] * (1 if data_scales is None else 4), codes, scales, zeros)
+        self._check_weights(data.shape[-1] * (1 if data_scales is None else 4), codes, scales, zeros, table)
+        if self.has_table:
+            require(not rest, f"(C4) {len(rest)} inputs behind the table; expected none")
+            return TensorType((*data.shape[:-1], self.units), "float32")
         expected = TensorType((*data.shape[:-1], scales.shape[1]), "float32")
         for found in (sums, *([] if data_scales is None else [data_scales])):
             fits = found.dtype == "float32" and found.ndim == expected.ndim
@@ -153,6 +177,8 @@ class DenseBlocks(_BlockProduct):
     def compute(
         self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, sums: te.Tensor, *rest: te.Tensor
     ) -> te.Tensor:
+        if self.has_table:
+            return topi.nn.dense_blocks(data, None, self._weights(codes, scales, None, sums))
         data_scales, zeros = self._split(rest)
         return topi.nn.dense_blocks(data, sums, self._weights(codes, scales, zeros), data_scales, self.in_16_bits)
 
@@ -160,6 +186,8 @@ class DenseBlocks(_BlockProduct):
         data_scales, zeros = self._split(rest)
         blocks, plain = scales.shape[1], np.zeros(scales.shape, np.float32)
         x = data.astype(np.float64)
+        if self.has_table:
+            return (x @ self.real_weights(codes, scales, table=sums).T.astype(np.float64)).astype(np.float32)
         if data_scales is not None:
             x = np.ascontiguousarray(data).astype("<i4").view(np.int8).astype(np.float64)
             x = (x.reshape(*data.shape[:-1], blocks, -1) * data_scales[..., None]).reshape(*data.shape[:-1], -1)
@@ -286,9 +314,10 @@ def _narrowest(x: Array) -> Array:
 
 
 def dense_bits(
-    data: Expr, quantized: Array, scales: Array, zeros: Array | None, bits: int, *, int8_activations: bool = False
-) -> Call:
-    """`data` (..., K) times (q - zero point) * scale, packed in panels.
+    data: Expr, quantized: Array, scales: Array, zeros: Array | None, bits: int, *, int8_activations: bool = False,
+    table: Array | None = None,
+) -> Call:  # fmt: skip
+    """`data` (..., K) times (q - zero point) * scale, packed in panels; with a `table`, times table[q] * scale.
 
     Quantised weights q (N, K * bits / 8) are bytes, the first of those in a byte in its low bits; scales and zeros are
     (N, blocks), zeros None for 2^(bits - 1). The last block may be longer than the data, which is then padded.
@@ -296,8 +325,9 @@ def dense_bits(
     require(len(data.shape) > 0, "data is a scalar; expected (..., K)")
     _check_table(quantized, scales, zeros, bits)
     missing = quantized.shape[1] * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
-    op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations)
-    return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits))
+    op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations, has_table=table is not None)
+    values = [] if table is None else [Constant(table)]
+    return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits), *values)
 
 
 def take_bits(

@@ -1,4 +1,4 @@
-"""Gathers from 256 bytes at uint8 indices compile to lookups in registers."""
+"""Gathers from 256 bytes at uint8 indices, and from 16 floats at four bits, compile to lookups in registers."""
 
 from __future__ import annotations
 
@@ -47,3 +47,27 @@ def test_looked_up_entries_are_correct(dtype, target, length):
     result = backend.nd.empty((length,), dtype)
     built(lookup(length, dtype), target)(backend.nd.array(codes), backend.nd.array(table), result)
     np.testing.assert_array_equal(result.numpy(), table[codes])
+
+
+def floats(length: int, bits: int = 15) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    codes, table = te.placeholder((length,), "int32", "codes"), te.placeholder((16,), "float32", "table")
+    return codes, table, te.compute((length,), lambda i: table(codes(i) & bits), name="found", tag=topi.tag.ELEMWISE)
+
+
+@pytest.mark.parametrize(("cpu", "bits", "is_lookup"), [
+    ("icelake-server", 15, True), ("haswell", 15, True), ("haswell", 7, False), ("x86-64-v2", 15, False),
+])  # fmt: skip
+def test_gathers_from_16_floats_use_permutations(cpu, bits, is_lookup):
+    code = built(floats(4096, bits), f"{X86} -mcpu={cpu}").get_source("asm")
+    assert ("\tvpermps" in code or "\tvpermd" in code) == is_lookup
+    assert "gather" not in code or not is_lookup
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for processors of this kind")
+@pytest.mark.parametrize("length", [1, 7, 8, 16, 33, 1000])
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2"])
+def test_floats_looked_up_are_correct(target, length):
+    codes, table = RANDOM.integers(-(2**31), 2**31, length).astype("int32"), RANDOM.normal(size=16).astype("float32")
+    result = backend.nd.empty((length,), "float32")
+    built(floats(length), target)(backend.nd.array(codes), backend.nd.array(table), result)
+    np.testing.assert_array_equal(result.numpy(), table[codes & 15])

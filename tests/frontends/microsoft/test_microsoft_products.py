@@ -218,9 +218,11 @@ NF4 = [-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0
 FP4 = [0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25]
 
 
+@pytest.mark.parametrize("depth", [32, 24])  # rows of whole blocks, and others
 @pytest.mark.parametrize(("kind", "table"), [(0, [*FP4, *[-v for v in FP4]]), (1, NF4)])
-def test_weights_of_four_bit_floats_and_quantiles(kind, table):
-    codes, largest = rng.integers(0, 16, 5 * 32), np.abs(normal(10))
-    weights = (np.array(table, np.float32)[codes] * largest.repeat(16)).reshape(5, 32)
-    stored, a = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8), normal(3, 32)
-    check("MatMulBnb4", [a, stored, largest], a @ weights.T, weights=[1, 2], K=32, N=5, block_size=16, quant_type=kind)
+def test_weights_of_four_bit_floats_and_quantiles(kind, table, depth):
+    codes, largest = rng.integers(0, 16, 6 * depth), np.abs(normal(6 * depth // 16))
+    weights = (np.array(table, np.float32)[codes] * largest.repeat(16)).reshape(6, depth)
+    stored, a = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8), normal(3, depth)
+    inputs, whole = [a, stored, largest], depth % 16 == 0
+    check("MatMulBnb4", inputs, a @ weights.T, weights=[1, 2], K=depth, N=6, block_size=16, quant_type=kind, peer=whole)

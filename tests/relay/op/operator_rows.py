@@ -337,6 +337,9 @@ CONVOLUTION = [
           units=units, bits=bits, tolerance=1e-5)
       for bits, lead, units, zeros in ((4, (3,), 16, ()), (4, (2, 1), 13, (u8(2, 2, 8),)), (8, (), 9, (f32(2, 2, 8),)),
                                        (8, (5,), 16, ()), (4, (1,), 9, ()))],
+    *[row(name, f32(3, 32), i32(2, 4, 8, low=-(2**31), high=2**31 - 1), f32(2, 2, 8), f32(16), units=13, bits=4,
+          has_table=True, tolerance=1e-5)
+      for name in ("nn.dense_bits", "nn.dense_blocks")],
     *[row("nn.dense_blocks", data, i32(2, bits, 8, low=-(2**31), high=2**31 - 1), scales, *rest, units=units, bits=bits,
           tolerance=1e-5, **attrs)
       for bits, data, units, scales, rest, attrs in (

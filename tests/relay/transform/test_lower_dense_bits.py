@@ -88,6 +88,23 @@ def test_dynamic_rows(rows, bits, activations, target):
     np.testing.assert_allclose(result, np.maximum(used @ real.T + bias, 0), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("target", [HOST, HASWELL, "llvm -mcpu=x86-64-v2"])
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("rows", [1, 3, 33])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_codes_of_a_table(dtype, rows, block, target):
+    packed, scales, _, _ = weights(37, 3 * block, block, 4, "middle")
+    table = normal(16)
+    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(37, 3, block)
+    real = (table[codes] * scales[..., None]).reshape(37, -1)
+    x, data = relay.var("x", (rows, 3 * block), dtype), normal(rows, 3 * block).astype(dtype)
+    body = dense_bits(x, packed, scales, None, 4, table=table)
+    result = run(body, [x], [data], target, activations="int8")  # which a table excludes
+    assert result.dtype == dtype
+    tolerance = 1e-4 if dtype == "float32" else 2e-3
+    np.testing.assert_allclose(result, data.astype(np.float64) @ real.T, rtol=tolerance, atol=tolerance * 3)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("target", [HOST, HASWELL])
 def test_extreme_codes_do_not_overflow(target, bits):

@@ -62,7 +62,7 @@ class _BlockProduct:
         codes = [t for t in sums.op.input_tensors if t.op.tag == "widened_weights"]
         (block,), (step,) = anchor.reduce_axis, sums.op.reduce_axis
         data, weights = sorted(sums.op.input_tensors, key=lambda t: t.ndim)  # (M, K) and (panels, steps, NR)
-        packed = codes[0].op.input_tensors[0] if codes else weights
+        packed = max(codes[0].op.input_tensors, key=lambda t: t.ndim) if codes else weights
         row_bytes = constant_size(data.shape[-1:]) * data.dtype.nbytes
         blocks, steps = [constant_size([extent_of(axis)]) for axis in (block, step)]
         return _BlockProduct(sums, codes[0] if codes else None, packed, blocks, steps, row_bytes)
