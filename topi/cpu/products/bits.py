@@ -31,7 +31,7 @@ __all__ = ["schedule_dense_blocks", "schedule_quantize_blocks"]
 
 _STEPS = 16
 """Most steps of the sum over a block that are unrolled."""
-_FEW_ROWS = (4, 2, 1)
+_FEW_ROWS = (4, 3, 2, 1)
 """Heights of tiles for few rows, where their number is dynamic: rows of a tile share the unpacking of codes."""
 _DISTANCE_BYTES = 8192
 """Prefetch distance in bytes, where one tile reads each panel. (Zen 4, int8, a decoder of 168 million weights in huge

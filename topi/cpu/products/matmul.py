@@ -136,6 +136,8 @@ def _results(
     vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
 
 
+_FEW_ROWS = (4, 2, 1)
+"""Heights of tiles for fewer of a dynamic number of rows than half a tile has: two at most pass over a panel."""
 _CHAINS = 4
 """Vectors of mathematical functions that are computed together: all of a tile would spill each other."""
 
@@ -154,7 +156,7 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
 
     def by_vectors() -> te.Schedule:
         plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
-        return for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+        return for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1], _FEW_ROWS)
 
     def by_tiles() -> te.Schedule | Refused:
         if not tiles:

@@ -54,7 +54,7 @@ _WASTE = 0.01
 _TILES_OF_DYNAMIC_ROWS = 4
 """Tiles that prefetch the next panel where the number of rows is dynamic: a few more still leave time for it."""
 TILES_OF_HALF = 2
-"""Most tiles of half the height for fewer rows than a tile has."""
+"""Most tiles of half the height, or less, for fewer rows than a tile has."""
 _ROWS_OF_A_K_BLOCK = 112
 """Fewest rows of a block (or all) for K-blocking: they pay for reading the panels."""
 _TILES_OF_A_K_BLOCK = 4
@@ -188,13 +188,13 @@ def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[Product
     """Plans for fewer rows than a tile of `plan` has: half a tile, then `heights`; cores share the panels.
 
     A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row. One or two of
-    half the height pass over each panel.
+    the tiles, but those of single rows, pass over each panel.
     """
     half = plan.height // 2
     fewer = [h for h in dict.fromkeys((half, *[h for h in heights if h <= half], heights[-1])) if 0 < h < plan.height]
     return [
         ProductPlan(h, plan.width, plan.panel, panels_first=True, masked_last=plan.masked_last,
-                    tiles_of_a_panel=TILES_OF_HALF if plan.streams_few_rows and h == half > 1 else 0) for h in fewer
+                    tiles_of_a_panel=TILES_OF_HALF if plan.streams_few_rows and h > 1 else 0) for h in fewer
     ]  # fmt: skip
 
 
