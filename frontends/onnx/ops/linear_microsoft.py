@@ -196,23 +196,32 @@ class _Blocks:
         return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
 
     def packed(self) -> Expr | None:
-        """The product with weights that stay packed; None for weights of 2 bits and for those that are no constants.
+        """The product with weights that stay packed, those of 2 bits in 4; None for those that are no constants.
 
         accuracy_level 4 lets the data be quantised to int8, too.
         """
         node, shape = self.node, (self.columns, self.blocks)
         to_int8 = node.attr_int("accuracy_level", 0) == 4
         codes, scales, zeros = [_constant(node.get(index)) for index in (1, 2, 3)]
-        if self.bits == 2 or codes is None or scales is None or (zeros is None and node.get(3) is not None):
+        if codes is None or scales is None or (zeros is None and node.get(3) is not None):
             return None
         if zeros is not None:
             zeros = unpacked_zeros(zeros, shape, self.bits) if zeros.dtype == np.uint8 else zeros.reshape(shape)
-        codes, scales = codes.reshape(self.columns, -1), scales.reshape(shape)
-        return op.nn.dense_bits(node[0], codes, scales, zeros, self.bits, int8_activations=to_int8)
+        codes, scales, bits = codes.reshape(self.columns, -1), scales.reshape(shape), self.bits
+        if bits == 2:
+            zeros = np.full(shape, 2, np.uint8) if zeros is None else zeros
+            codes, bits = _in_4_bits(codes), 4
+        return op.nn.dense_bits(node[0], codes, scales, zeros, bits, int8_activations=to_int8)
 
 
 def _constant(x: Expr | None) -> np.ndarray[Any, Any] | None:
     return fetched(x) if isinstance(x, Constant) else None
+
+
+def _in_4_bits(packed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Codes of 2 bits, four in a byte, as codes of 4 bits, two in a byte."""
+    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(packed), -1)
+    return pairs & np.uint8(3) | (pairs & np.uint8(12)) << np.uint8(2)
 
 
 def unpacked_zeros(packed: np.ndarray[Any, Any], shape: tuple[int, int], bits: int) -> np.ndarray[Any, Any]:
