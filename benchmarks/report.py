@@ -292,6 +292,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "quantised, Emerald Rapids": lambda: _by_threads(on("emeraldrapids", "quantised"), "model"),
     "bfloat16": lambda: bfloat16("zen4"),
     "bfloat16, Emerald Rapids": lambda: bfloat16("emeraldrapids"),
+    "float16": lambda: _by_threads(read("float16"), "model"),
     "language models": lambda: language_models(_on_threads(1, "zen4", "llm")),
     "language models, Emerald Rapids": lambda: language_models(_on_threads(1, "emeraldrapids", "llm")),
     "language models, two threads": lambda: language_models(_on_threads(2, "emeraldrapids", "llm")),
