@@ -48,7 +48,7 @@ class LowerDenseBits(FunctionPass):
             if not isinstance(op, DenseBits):
                 return call
             to_int8 = op.int8_activations if wanted == "auto" else wanted == "int8"
-            return self._lowered(call, op, to_int8)
+            return self._lowered(call, op, to_int8 and not op.has_table)
 
         return rewrite_calls(function, lower)
 
@@ -56,14 +56,14 @@ class LowerDenseBits(FunctionPass):
         data, codes, scales, *last = call.args
         x = data if data.dtype == "float32" else elementwise.cast(data, "float32")
         blocks, zeros = scales.tensor_type.static_shape[1], [] if op.has_table else last
-        made = DenseBlocks(units=op.units, bits=op.bits, has_zeros=bool(zeros),
+        made = DenseBlocks(units=op.units, bits=op.bits, has_zeros=bool(zeros), has_table=op.has_table,
                            in_16_bits=to_int8 and not has_byte_products(self.target))  # fmt: skip
         unit = 1.0 if zeros else float(1 << (op.bits - 1))
-        if op.has_table:
-            result = DenseBlocks(units=op.units, bits=op.bits, has_table=True)(x, codes, scales, *last, span=call.span)
-        elif to_int8:
+        if to_int8:
             values, data_scales, sums = _quantized(x, blocks, unit)
             result = made(values, codes, scales, sums, data_scales, *zeros, span=call.span)
+        elif op.has_table:
+            result = made(x, codes, scales, *last, span=call.span)
         else:
             sums = reduce.sum(_in_blocks(x, blocks), axis=-1)
             sums = sums if zeros else broadcast.multiply(sums, Constant(np.array(unit, np.float32)))

@@ -21,6 +21,5 @@ class UnpackWeights(RewritePass):
         if not isinstance(call.op, DenseBits) or not all(isinstance(a, Constant) for a in call.args[1:]):
             return call
         data, *packed = call.args
-        codes, scales, *last = [a.data for a in packed if isinstance(a, Constant)]
-        weights = call.op.real_weights(codes, scales, *call.op.zeros_and_table(*(last or [None])))
+        weights = call.op.floats(*[a.data for a in packed if isinstance(a, Constant)])
         return make_call("nn.dense", (data, Constant(weights.astype(str(data.dtype)))), call.span)

@@ -110,10 +110,10 @@ class DenseBits(_BlockProduct):
     ) -> TensorType:
         require_float(1, data)
         require(data.ndim >= 1, f"(C3) {data} has no columns")
-        self._check_weights(data.shape[-1], codes, scales, *self.zeros_and_table(last))
+        self._check_weights(data.shape[-1], codes, scales, *self._zeros_and_table(last))
         return TensorType((*data.shape[:-1], self.units), data.dtype)
 
-    def zeros_and_table(self, last: _T | None) -> tuple[_T | None, _T | None]:
+    def _zeros_and_table(self, last: _T | None) -> tuple[_T | None, _T | None]:
         """What the last input is, if there is one."""
         require(not self.has_table or last is not None, "(C3) no table; expected one after the scales")
         return (None, last) if self.has_table else (last, None)
@@ -121,11 +121,14 @@ class DenseBits(_BlockProduct):
     def compute(
         self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, last: te.Tensor | None = None
     ) -> te.Tensor:
-        return topi.nn.dense_bits(data, self._weights(codes, scales, *self.zeros_and_table(last)))
+        return topi.nn.dense_bits(data, self._weights(codes, scales, *self._zeros_and_table(last)))
 
     def reference(self, data: Array, codes: Array, scales: Array, last: Array | None = None) -> Array:
-        columns = self.real_weights(codes, scales, *self.zeros_and_table(last)).T.astype(np.float64)
-        return (data.astype(np.float64) @ columns).astype(data.dtype)
+        return (data.astype(np.float64) @ self.floats(codes, scales, last).T.astype(np.float64)).astype(data.dtype)
+
+    def floats(self, codes: Array, scales: Array, last: Array | None = None) -> Array:
+        """The weights as float32 (N, K), of the inputs after the data."""
+        return self.real_weights(codes, scales, *self._zeros_and_table(last))
 
 
 @register_op("nn.dense_blocks", pattern=OpPattern.OUT_FUSABLE)
