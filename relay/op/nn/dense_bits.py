@@ -14,7 +14,7 @@ from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
 from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.type import TensorType, TupleType, Type, dims_match
-from relayc.topi.nn.dense_bits import LARGEST_CODE, SMALLEST_SCALE, BlockWeights
+from relayc.topi.nn.dense_bits import LARGEST_CODE, SMALLEST_MAGNITUDE, BlockWeights
 
 __all__ = ["DenseBits", "DenseBlocks", "QuantizeBlocks", "TakeBits", "dense_bits", "take_bits"]
 
@@ -265,9 +265,9 @@ class QuantizeBlocks(OpDef):
 
     def reference(self, x: Array) -> tuple[Array, Array, Array]:
         blocks = x.reshape(*x.shape[:-1], self.blocks, -1)
-        scales = np.abs(blocks).max(-1) * np.float32(1 / LARGEST_CODE)
-        used = scales > np.float32(SMALLEST_SCALE)
-        inverse = np.where(used, np.float32(1) / np.where(used, scales, 1), 0).astype(np.float32)
+        largest = np.abs(blocks).max(-1)
+        scales, used = largest / np.float32(LARGEST_CODE), largest > np.float32(SMALLEST_MAGNITUDE)
+        inverse = np.where(used, np.float32(LARGEST_CODE) / np.where(used, largest, 1), 0).astype(np.float32)
         values = np.rint(blocks * inverse[..., None]).astype(np.int8)
         sums = values.sum(-1, dtype=np.int32).astype(np.float32) * (scales * np.float32(self.unit))
         return values, scales, sums

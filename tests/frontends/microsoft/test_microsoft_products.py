@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,24 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
     peer = bits == 4 or zeros != "floats"  # onnxruntime has no others
     check("MatMulNBits", inputs, x @ real.T + bias, weights=[1, 2, 3, 5], rtol=1e-3, atol=1e-3, peer=peer, **attrs)
     check("MatMulNBits", [*inputs[:3], passed], x @ real.T, rtol=1e-3, atol=1e-3, peer=False, **attrs)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_data_of_mat_mul_n_bits_become_int8_as_in_onnxruntime(bits, block):
+    """Columns of one code 1 pass the rounded data on: codes, scales and products are equal bit for bit."""
+    rows, depth = 64, 256
+    codes, x = np.eye(depth, dtype=np.uint8).reshape(depth, -1, block), normal(rows, depth)
+    x[0], x[1, :block], x[2, :block] = 0, 1e-40, np.arange(block) - block / 2  # ties
+    points = np.zeros((depth, depth // block), np.uint8)
+    inputs = [x, packed(codes, bits), np.ones(points.shape, np.float32), packed(points, bits)]
+    blocks = x.reshape(rows, -1, block)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.where(largest > 1e-36, np.float32(127) / np.maximum(largest, np.float32(1e-36)), 0)
+    expected = (np.rint(blocks * inverse.astype(np.float32)) * (largest / np.float32(127))).reshape(x.shape)
+    attrs = {"bits": bits, "block_size": block, "N": depth, "K": depth, "accuracy_level": 4}
+    peer = platform.machine() in ("x86_64", "AMD64")  # elsewhere onnxruntime divides by the rounded scale
+    check("MatMulNBits", inputs, expected, weights=[1, 2, 3], rtol=0, atol=0, peer=peer, **attrs)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -43,9 +43,9 @@ def in_int8(x: Array, block: int) -> Array:
     """Data (..., K) rounded to int8 by the largest magnitude of each block, as real numbers."""
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
     blocks = padded.reshape(*x.shape[:-1], padded.shape[-1] // block, block)
-    scales = np.abs(blocks).max(-1, keepdims=True) * np.float32(1 / 127)
-    inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, 1), 0)  # 127 / largest rounds otherwise
-    return (np.rint(blocks * inverse) * scales).reshape(padded.shape)[..., : x.shape[-1]]
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.float32(127) / np.where(largest > 0, largest, np.inf)  # 1 / scale rounds otherwise
+    return (np.rint(blocks * inverse) * (largest / np.float32(127))).reshape(padded.shape)[..., : x.shape[-1]]
 
 
 def run(body: relay.Expr, params: list[relay.Var], values: list[Array], target: str, **config: str) -> Array:

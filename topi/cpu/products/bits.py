@@ -153,16 +153,17 @@ def _stream_codes(s: te.Schedule, product: _BlockProduct, loop: te.IterVar, step
 
 @register_schedule("quantize_blocks", "cpu")
 def schedule_quantize_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Values, scales and sums of blocks, each in a loop over the blocks of all rows."""
-    s, lanes = te.create_schedule([out.op for out in outs]), vector_lanes(target)
-    for out in outs:
-        reductions = [t for t in out.op.input_tensors if t.op.tag == "block_reduction"]
-        row_axes = s[out].op.axis[: outs[1].ndim]
-        outer = s[out].fuse(*row_axes)
-        parallel(s, out, outer, 4.0 * constant_size(outs[0].shape), lanes)
-        for reduced in reductions:
-            s[reduced].compute_at(s[out], outer)
-            vectorize_reduction(s, reduced, lanes, (out, outer))
-        if out.op is anchor:
-            vectorize_elements(s, out, s[out].op.axis[-1], extent_of(s[out].op.axis[-1]), lanes)
+    """Largest magnitudes, values, scales and sums of blocks, each in a loop over the blocks of all rows."""
+    s, (values, scales, sums) = te.create_schedule([out.op for out in outs]), outs
+    lanes, operations = vector_lanes(target), 4.0 * constant_size(values.shape)
+    (largest,) = [t for t in scales.op.input_tensors if t.op.tag == "block_reduction"]
+    (totals,) = [t for t in sums.op.input_tensors if t.op.tag == "block_reduction"]
+    blocks = {t: s[t].fuse(*s[t].op.axis[: scales.ndim]) for t in (largest, values, scales, sums)}
+    for tensor, block in blocks.items():
+        parallel(s, tensor, block, operations, lanes)
+    s[totals].compute_at(s[sums], blocks[sums])
+    vectorize_reduction(s, totals, lanes, (sums, blocks[sums]))
+    vectorize_reduction(s, largest, lanes, (largest, blocks[largest]))
+    of_block = s[values].op.axis[-1]
+    vectorize_elements(s, values, of_block, extent_of(of_block), lanes)
     return s
