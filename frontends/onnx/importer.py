@@ -324,7 +324,9 @@ class _Importer:
             span=Span(self.model.name, span_name(node), node.op_type),
             session=self.session,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
-            close=lambda graph, params, may_not_run: self._closed(graph, params, scope, place, where, may_not_run),
+            close=lambda graph, params, known, may_not_run: self._closed(
+                graph, params, known, scope, place, where, may_not_run
+            ),
         )
         most = most_inputs(domain, node.op_type, opset)
         if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
@@ -360,8 +362,16 @@ class _Importer:
             raise unsupported(place, f"{operator} at opset {opset} is not supported", missing=operator)
         return self._call(body, inputs, complete, scope)
 
-    def _subgraph(self, graph: GraphProto, args: Sequence[Expr], scope: _Scope, place: str) -> list[Expr]:
+    def _subgraph(
+        self,
+        graph: GraphProto,
+        args: Sequence[Expr],
+        scope: _Scope,
+        place: str,
+        known: Mapping[str, Expr] | None = None,
+    ) -> list[Expr]:
         inner = scope.inner(place)
+        inner.values.update(known or {})
         if len(args) != len(graph.input):
             raise OnnxImportError(f"its subgraph takes {len(graph.input)} inputs, got {len(args)}")
         for value, arg in zip(graph.input, args, strict=True):
@@ -372,18 +382,19 @@ class _Importer:
         self,
         graph: GraphProto,
         params: Sequence[Var],
+        known: Mapping[str, Expr],
         scope: _Scope,
         place: str,
         owner: str,
         may_not_run: bool,
     ) -> tuple[Function, list[Expr]]:
-        """A subgraph as a function of `params` and of the values it captures.
+        """A subgraph as a function of `params` and of the values it captures, some `known` by other names inside.
 
         `owner` names the node that the sizes of the body belong to.
         """
         with self.session.body_of(owner, may_not_run):
             with self.session.assuming(place):
-                outputs = self._subgraph(graph, params, scope, place)
+                outputs = self._subgraph(graph, params, scope, place, known)
             roots, attrs = self.session.finish(outputs)
         taken = free_expressions(Tuple(tuple(roots)), scope.values.ids)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}

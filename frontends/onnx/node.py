@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
@@ -30,7 +30,7 @@ __all__ = ["OnnxNode"]
 
 
 SubgraphConverter = Callable[[GraphProto, Sequence[Expr]], list[Expr]]
-GraphCloser = Callable[[GraphProto, Sequence[Var], bool], tuple[Function, list[Expr]]]
+GraphCloser = Callable[[GraphProto, Sequence[Var], Mapping[str, Expr], bool], tuple[Function, list[Expr]]]
 
 
 class OnnxNode:
@@ -255,13 +255,19 @@ class OnnxNode:
         return self._subgraph(graph, args)
 
     def close_graph(
-        self, graph: GraphProto, params: Sequence[Var], may_not_run: bool = False
+        self,
+        graph: GraphProto,
+        params: Sequence[Var],
+        known: Mapping[str, Expr] | None = None,
+        *,
+        may_not_run: bool = False,
     ) -> tuple[Function, list[Expr]]:
         """A subgraph attribute as a function of `params` and of the values it captures, and these values.
 
-        Of one that `may_not_run`, the sizes that it requires to be equal need not be so in other runs.
+        Values of this graph may be `known` to it by other names. Of one that `may_not_run`, the sizes that it requires
+        to be equal need not be so in other runs.
         """
-        return self._close(graph, params, may_not_run)
+        return self._close(graph, params, known or {}, may_not_run)
 
     def answer(self, question: str) -> bool | None:
         """What this version of the model takes for the value of a condition; None if it does not decide it."""

@@ -1,10 +1,10 @@
-"""Squeeze, Unsqueeze and Slice along axes that are inputs of the model, and Squeeze without axes."""
+"""Squeeze, Unsqueeze and Slice by axes and steps that are inputs of the model, and Squeeze without axes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, device, graph_executor
@@ -62,6 +62,48 @@ def test_slice():
             index[axis] = slice(start, end)
         (y,) = executor(x, ints(*starts), ints(*ends), ints(*axes))
         np.testing.assert_array_equal(y.numpy(), -x[tuple(index)])
+
+
+STEPS = (
+    ((0, 1), (1, 0), (3, 4), (2, 1)),
+    ((2, 0), (-1, -5), (-9, 100), (-2, 2)),
+    ((-1, -2), (9, 3), (-(2**63), 1), (-1, -1)),
+)
+"""Axes, starts, ends, steps."""
+
+
+def sliced(x, axes, starts, ends, steps):
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        index[axis] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def test_slice_by_computed_steps():
+    x = numbers(3, 4, 5)
+    executor = executor_of("Slice", ["a", "b", 5], starts=2, ends=2, axes=2, steps=2)
+    for axes, starts, ends, steps in STEPS:
+        (y,) = executor(x, ints(*starts), ints(*ends), ints(*axes), ints(*steps))
+        np.testing.assert_array_equal(y.numpy(), -sliced(x, axes, starts, ends, steps))
+    (y,) = executor(x[:0], ints(0, 0), ints(-9, 9), ints(0, 1), ints(-1, 3))
+    np.testing.assert_array_equal(y.numpy(), -x[:0, ::3])
+    with pytest.raises(ArgumentError, match="the step along axis 1 is 0"):
+        executor(x, ints(0, 0), ints(2, 2), ints(0, 1), ints(1, 0))
+
+
+def test_steps_along_known_axes():
+    """Axes that are constants, and the leading ones where none are named."""
+    x, (_, starts, ends, steps) = numbers(3, 4, 5), STEPS[1]
+    for axes in ((2, 0), None):
+        inputs = [helper.make_tensor_value_info("x", F32, ["a", "b", 5])]
+        inputs += [helper.make_tensor_value_info(name, INT64, [2]) for name in ("starts", "ends", "steps")]
+        weights = [] if axes is None else [numpy_helper.from_array(ints(*axes), "axes")]
+        node = make("Slice", ["x", "starts", "ends", "" if axes is None else "axes", "steps"], ["y"])
+        graph = helper.make_graph([node], "axes", inputs, [helper.make_tensor_value_info("y", F32, None)], weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        executor = graph_executor.GraphModule(relay.build(from_onnx(model)[0])["default"](device("cpu", 0)))
+        (y,) = executor(x, ints(*starts), ints(*ends), ints(*steps))
+        np.testing.assert_array_equal(y.numpy(), sliced(x, axes or (0, 1), starts, ends, steps))
 
 
 def test_squeeze_of_all_axes_of_size_one():

@@ -59,6 +59,33 @@ def test_branches_of_two_shapes():
     np.testing.assert_allclose(module(np.array(False), x)[0].numpy(), np.exp(-x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_values_that_a_loop_passes_on_unchanged_are_those_outside(copied):
+    """As in TensorFlow's loops; a constant among them may be what an operator needs when compiling."""
+    nodes = [helper.make_node("ReduceMax", ["held", "by"], ["part"], keepdims=0),
+             helper.make_node("Add", ["total", "part"], ["next"])]  # fmt: skip
+    nodes += [helper.make_node("Identity", ["by"], ["same"])] if copied else []
+    body = helper.make_graph(
+        nodes, "body",
+        [info("i", [], INT64), info("goes_on", [], BOOL), info("by", [1], INT64), info("total", None),
+         info("held", None)],
+        [info("goes_on", [], BOOL), info("same" if copied else "by", [1], INT64), info("next", None),
+         info("held", None), info("held", None)],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["count", "", "axis", "start", "x"], ["by", "y", "", "stack"], body=body, name="l")
+    module = compiled(
+        [loop, helper.make_node("Neg", ["by"], ["negated"])],
+        [info("count", [], INT64), info("start", [4]), info("x", ["n", 4])],
+        [info("y", None), info("stack", None), info("negated", None, INT64)], [constant("axis", np.array([0]))],
+    )  # fmt: skip
+    x, start = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones(4, np.float32)
+    for count in (0, 3):
+        y, stack, negated = module(np.array(count), start, x)
+        np.testing.assert_array_equal(y.numpy(), 1 + count * x.max(0))
+        np.testing.assert_array_equal(stack.numpy(), np.broadcast_to(x, (count, 3, 4)))
+        np.testing.assert_array_equal(negated.numpy(), [0])
+
+
 def accumulate(limit=None):
     """total += x; stacked totals; goes on while the total of the first element is below `limit`."""
     nodes = [

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from onnx import GraphProto, NodeProto, ValueInfoProto
 
 from relayc.frontends.onnx.graph import names_read
+from relayc.frontends.onnx.ops.flow import without_carried
 from relayc.relay.expr import Expr, Tuple
 
 __all__ = ["appended_sequences", "stacking_body"]
@@ -20,10 +21,8 @@ def appended_sequences(body: GraphProto, carried: Sequence[Expr]) -> list[int]:
 
 def stacking_body(body: GraphProto, positions: Sequence[int]) -> GraphProto:
     """The body without these carried values; their elements are stacked outputs, after those that it has."""
-    made, names = GraphProto(), {body.output[1 + k].name for k in positions}
-    made.CopyFrom(body)
-    for k in sorted(positions, reverse=True):
-        del made.input[2 + k], made.output[1 + k]
+    names = {body.output[1 + k].name for k in positions}
+    made = without_carried(body, positions, 2, 1)
     nodes = [node for node in body.node if names.isdisjoint(node.output)]
     del made.node[:]
     made.node.extend(nodes)

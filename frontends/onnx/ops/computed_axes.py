@@ -1,6 +1,8 @@
-"""Squeeze, Unsqueeze and Slice along axes that a run computes: the sizes of the result are bound at run time."""
+"""Squeeze, Unsqueeze and Slice by axes and steps that a run computes: the sizes of the result are bound at run time."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,7 +10,7 @@ from relayc.frontends.onnx.node import OnnxNode
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
 
-__all__ = ["bounds_of_all_axes", "squeezed", "unsqueezed"]
+__all__ = ["bounds_of_all_axes", "squeezed", "stepped", "unsqueezed"]
 
 _END = np.iinfo(np.int64).max
 """An end of a slice that reaches the end of any axis."""
@@ -57,12 +59,38 @@ def unsqueezed(node: OnnxNode) -> Expr:
     return op.reshape(node[0], node.bind(shape, "the shape with the axes"))
 
 
-def bounds_of_all_axes(node: OnnxNode) -> tuple[Expr, Expr]:
-    """The starts and ends of a Slice whose axes are input 3, as those of all axes in order."""
+def bounds_of_all_axes(node: OnnxNode) -> list[Expr]:
+    """The starts, ends and steps, if it has some, of a Slice whose axes are input 3, as those of all axes in order."""
     matches = _matches(node, 3, node.rank(0))
     named = op.greater(_chosen(matches), const(0, "int64"))
     passed = [
         op.sum(op.where(matches, op.expand_dims(op.cast(node[index], "int64"), 1), const(0, "int64")), axis=0)
-        for index in (1, 2)
+        for index in (1, 2, 4)
+        if node.get(index) is not None
     ]
-    return passed[0], op.where(named, passed[1], const(_END, "int64"))
+    return [passed[0], *[op.where(named, x, const(other, "int64")) for x, other in zip(passed[1:], (_END, 1), strict=False)]]
+
+
+def stepped(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
+    """Input 0 along `axes` (the leading ones by default) from inputs 1 up to inputs 2, in steps of inputs 3."""
+    x, (count,) = node[0], node.static(node[3], "the shape of the steps")
+    axes = node.axes(range(count) if axes is None else axes, node.rank(0))
+    if count != len(axes):
+        raise node.error(f"{count} steps along {len(axes)} axes")
+    zero, one = const(0, "int64"), const(1, "int64")
+    for k, axis in enumerate(axes):
+        start, end, step = [op.cast(op.take(node[i], const(k, "int64"), 0), "int64") for i in (1, 2, 3)]
+        (valid,) = node.bind(op.cast(op.not_equal(step, zero), "int64"), "whether it steps")
+        node.check_equal(valid, 1, f"the step along axis {axis} is 0,")
+        step = op.where(op.equal(step, zero), one, step)
+        size, last = op.size_tensor((x.shape[axis],), ()), op.less(step, zero)
+        # Positions are kept within [0, size], from the last element on backwards within [-1, size - 1].
+        lowest, highest = op.negative(op.cast(last, "int64")), op.subtract(size, op.cast(last, "int64"))
+        start, end = [op.where(op.less(p, zero), op.add(p, size), p) for p in (start, end)]
+        start = op.minimum(op.maximum(start, zero), highest)
+        end = op.minimum(op.maximum(end, lowest), highest)
+        length = op.negative(op.floor_divide(op.subtract(start, end), step))
+        (found,) = node.bind(op.maximum(length, zero), "a length")
+        positions = op.add(start, op.multiply(step, op.arange(0, found, 1, "int64")))
+        x = op.take(x, positions, axis)
+    return x

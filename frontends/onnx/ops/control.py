@@ -25,8 +25,10 @@ from relayc.frontends.onnx.ops.flow import (
     outputs_of,
     outside_type,
     settled_body,
+    unchanged,
     unsettled,
     with_outputs,
+    without_carried,
 )
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
@@ -264,13 +266,20 @@ def _loop_of_stacks(
 
 
 def _loop_of(node: OnnxNode, body: GraphProto, carried: Sequence[Expr]) -> Sequence[Expr]:
-    settled = settled_body(node, body, carried, before=loop_variables(), first=1)
-    _check_containers(node, settled, len(carried))
-    inputs = contained(node, carried, settled.types)
-    results = loop_results(node, settled, len(carried))
+    """A loop of the carried values that change. The body reads the others, as TensorFlow's loops have, from outside."""
+    kept = unchanged(body, len(carried), 2, 1)
+    known = {name: carried[k] for k, name in kept.items()}
+    moving = [value for k, value in enumerate(carried) if k not in kept]
+    settled = settled_body(node, without_carried(body, kept, 2, 1), moving, loop_variables(), first=1, known=known)
+    _check_containers(node, settled, len(moving))
+    inputs = contained(node, moving, settled.types)
+    results = loop_results(node, settled, len(moving))
     trips = const(np.array(MOST_TRIPS, np.int64)) if node.get(0) is None else op.cast(node[0], "int64")
     condition = const(np.array(True)) if node.get(1) is None else node[1]
-    return fields_of(op.while_loop(trips, condition, inputs, settled.outside, settled.function, results))
+    found = fields_of(op.while_loop(trips, condition, inputs, settled.outside, settled.function, results))
+    for k in kept:
+        found.insert(k, carried[k])
+    return found
 
 
 def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:

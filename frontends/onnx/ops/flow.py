@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +34,10 @@ __all__ = [
     "outside_type",
     "settled_body",
     "tensor_type",
+    "unchanged",
     "unsettled",
     "with_outputs",
+    "without_carried",
 ]
 
 ValueType = TensorType | ContainerType
@@ -122,6 +124,31 @@ def tensor_type(node: OnnxNode, element: ElementType, name: str, *, inside: bool
     return node.fresh_sizes(known, open_axes, f"#result_{name}", inside=inside, ones=open_axes)
 
 
+def unchanged(body: GraphProto, count: int, before: int, first: int) -> dict[int, str]:
+    """The carried values, of `count`, that an iteration passes on as they are: their names in the body by number.
+
+    They are the body's inputs from `before`, and its outputs from `first` on.
+    """
+    copied = {node.output[0]: node.input[0] for node in body.node if (node.domain, node.op_type) == ("", "Identity")}
+    kept: dict[int, str] = {}
+    for k in range(count):
+        inside, passed = body.input[before + k].name, body.output[first + k].name
+        while passed in copied:
+            passed = copied[passed]
+        if passed == inside:
+            kept[k] = inside
+    return kept
+
+
+def without_carried(body: GraphProto, numbers: Collection[int], before: int, first: int) -> GraphProto:
+    """The body without these carried values among its inputs from `before`, and outputs from `first` on."""
+    made = GraphProto()
+    made.CopyFrom(body)
+    for k in sorted(numbers, reverse=True):
+        del made.input[before + k], made.output[first + k]
+    return made
+
+
 def settled_body(
     node: OnnxNode,
     graph: GraphProto,
@@ -129,22 +156,24 @@ def settled_body(
     before: Sequence[Var] = (),
     after: Sequence[Var] = (),
     first: int = 0,
+    known: Mapping[str, Expr] | None = None,
 ) -> Body:
     """A loop's body as a function with invariant carried types: sizes that change become size variables.
 
-    Its parameters are `before`, the carried values, `after`; its outputs from `first` on are the carried values.
-    Container types hold both the initial elements and those of each iteration.
+    Its parameters are `before`, the carried values, `after`; its outputs from `first` on are the carried values. It
+    knows values of this graph by the names in `known`. Container types hold both the initial elements and those of each
+    iteration.
     """
     types = [value_type(x) for x in carried]
     try:
-        return _settled(node, graph, types, before, after, first)
+        return _settled(node, graph, types, before, after, first, known)
     except CompileError:
         declared = [_declared(value) for value in graph.input[len(before) :][: len(carried)]]
-        known = [joined_type(ty, more) if more is not None and isinstance(ty, type(more)) else ty
+        wider = [joined_type(ty, more) if more is not None and isinstance(ty, type(more)) else ty
                  for ty, more in zip(types, declared, strict=True)]  # fmt: skip
-        if known == types:
+        if wider == types:
             raise
-        return _settled(node, graph, known, before, after, first)
+        return _settled(node, graph, wider, before, after, first, known)
 
 
 def _declared(value: ValueInfoProto) -> ContainerType | None:
@@ -168,13 +197,14 @@ def _settled(
     before: Sequence[Var],
     after: Sequence[Var],
     first: int,
+    known: Mapping[str, Expr] | None,
 ) -> Body:
     types = list(types)
     changing: set[tuple[int, int]] = set()  # (carried value, axis)
     while True:
         params = [*before, *[Var(f"carried{k}", ty) for k, ty in enumerate(types)], *after]
         with node.attempt() as forget:
-            function, outside, unreached = _closed(node, graph, params)
+            function, outside, unreached = _closed(node, graph, params, known)
             outputs = outputs_of(function, graph)
             passed = [value_type(x) for x in outputs[first:]]
             wider = [_wider(node, ty, new) for ty, new in zip(types, passed, strict=False)]
@@ -193,12 +223,12 @@ def _settled(
 
 
 def _closed(
-    node: OnnxNode, graph: GraphProto, params: Sequence[Var]
+    node: OnnxNode, graph: GraphProto, params: Sequence[Var], known: Mapping[str, Expr] | None
 ) -> tuple[Function, list[Expr], list[NothingInsideError]]:
     """The body as a function, its captured values, and the branches dropped as unreachable."""
     node.unreached.append([])
     try:
-        function, outside = node.close_graph(graph, params)
+        function, outside = node.close_graph(graph, params, known)
     finally:
         unreached = node.unreached.pop()
     return function, outside, unreached

@@ -9,7 +9,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import counted, question_of_one, reshape_to, take_as_one, transposed
-from relayc.frontends.onnx.ops.computed_axes import bounds_of_all_axes, squeezed, unsqueezed
+from relayc.frontends.onnx.ops.computed_axes import bounds_of_all_axes, squeezed, stepped, unsqueezed
 from relayc.frontends.onnx.registry import converter
 from relayc.frontends.onnx.sizes import MOST_SIZES
 from relayc.relay import op
@@ -253,10 +253,13 @@ def slice_1(node: OnnxNode) -> Expr:
 
 @converter("Slice", since=10)
 def slice_(node: OnnxNode) -> Expr:
-    if node.get(3) is not None and node.known_value(3) is None and _steps_are_one(node):
+    if node.get(3) is not None and node.known_value(3) is None:
         bounds = node.with_inputs([node[0], *bounds_of_all_axes(node)])
-        return _slice_dynamic(bounds, None, None, range(node.rank(0)), None)
+        axes = range(node.rank(0))
+        return _slice_dynamic(bounds, None, None, axes, None) if _steps_are_one(node) else stepped(bounds, axes)
     axes = node.constant_ints(3, "the axes") if node.get(3) is not None else None
+    if node.get(4) is not None and node.known_value(4) is None:
+        return stepped(node.with_inputs([node[0], node[1], node[2], node[4]]), axes)
     steps = node.constant_ints(4, "the steps") if node.get(4) is not None else None
     starts, ends = node.sizes_or_none(1), node.sizes_or_none(2)
     numbers = (*(starts or (None,)), *(ends or (None,)))
