@@ -68,7 +68,8 @@ def bounds_of_all_axes(node: OnnxNode) -> list[Expr]:
         for index in (1, 2, 4)
         if node.get(index) is not None
     ]
-    return [passed[0], *[op.where(named, x, const(other, "int64")) for x, other in zip(passed[1:], (_END, 1), strict=False)]]
+    unnamed = (0, _END, 1)
+    return [op.where(named, x, const(other, "int64")) for x, other in zip(passed, unnamed, strict=False)]
 
 
 def stepped(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
