@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.dtype import nbytes, to_numpy
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.graph import Graph, GraphKVCache
-from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, zeros
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import Size, evaluate, size_text, variables
 
@@ -114,7 +115,8 @@ class KVCaches:
         """A copy of the rows of each cache by name; empty where nothing has run."""
         found: dict[str, npt.NDArray[Any]] = {}
         for position, held in self.arrays.items():
-            found[self._name(position)] = _seen(held)[self._rows(self._caches[position])].copy()
+            cache = self._caches[position]
+            found[self._name(position)] = held.numpy()[(*[slice(None)] * cache.axis, slice(self.length))].copy()
         return found
 
     def set(self, values: Mapping[str, npt.ArrayLike]) -> None:
@@ -160,9 +162,12 @@ class KVCaches:
                     f"cache {self._name(position)!r} of model {self._graph.name!r}, of shape {before.shape} with rows "
                     f"along axis {cache.axis}, can't be reordered by {list(entries)}; expected those of axis {axis}"
                 )
-            shape = (*before.shape[:axis], len(chosen), *before.shape[axis + 1 :])
-            rows = _seen(before)[self._rows(cache)].take(chosen, axis)
-            self.arrays[position] = self._filled(cache, shape, before.dtype, rows)
+            made = zeros((*before.shape[:axis], len(chosen), *before.shape[axis + 1 :]), before.dtype, self._device)
+            for outer in range(math.prod(before.shape[:axis])):
+                for entry, source in enumerate(chosen.tolist()):
+                    self._copy_rows(cache, before, outer * before.shape[axis] + source, made,
+                                    outer * len(chosen) + entry, axis + 1)  # fmt: skip
+            self.arrays[position] = made
 
     def _shape(self, cache: GraphKVCache, sizes: Mapping[str, int]) -> tuple[int, ...]:
         dims: Sequence[Size] = self._graph.tensors[self._graph.inputs[cache.position]].shape
@@ -172,7 +177,7 @@ class KVCaches:
         """Reallocate a cache with `shape` and copy its rows."""
         tensor = self._graph.tensors[self._graph.inputs[cache.position]]
         if not self.length:
-            return self._filled(cache, shape, tensor.dtype, None)
+            return zeros(shape, tensor.dtype, self._device)
         before = self.arrays[cache.position]
         others = [tuple(np.delete(size, cache.axis)) for size in (before.shape, shape)]
         if others[0] != others[1]:
@@ -180,23 +185,26 @@ class KVCaches:
                 f"cache {tensor.name!r} of model {self._graph.name!r} has {self.length} rows in a shape "
                 f"{before.shape}, and the inputs require {shape}; truncate_caches() forgets them"
             )
-        return self._filled(cache, shape, tensor.dtype, _seen(before))
-
-    def _filled(
-        self, cache: GraphKVCache, shape: tuple[int, ...], dtype: Any, before: npt.NDArray[Any] | None
-    ) -> NDArray:
-        """Memory of a cache with the rows of `before`, and zeros behind them: entries that end earlier than others have
-        rows that are masked, not written, and have to be numbers."""
-        made = empty(shape, dtype, self._device)
-        after, length = _seen(made), 0 if before is None else self.length
-        if before is not None:
-            after[self._rows(cache)] = before[self._rows(cache)]
-        after[(*[slice(None)] * cache.axis, slice(length, None))] = 0
+        made = zeros(shape, tensor.dtype, self._device)
+        self._copy_rows(cache, before, 0, made, 0, 0)
         return made
 
-    def _rows(self, cache: GraphKVCache) -> tuple[slice, ...]:
-        """The index of the rows that a cache holds."""
-        return (*[slice(None)] * cache.axis, slice(0, self.length))
+    def _copy_rows(
+        self, cache: GraphKVCache, before: NDArray, source: int, made: NDArray, target: int, axis: int
+    ) -> None:
+        """Copy the rows in sub-array `source` of a cache to sub-array `target` of zeros, on their device.
+
+        The dimensions of a sub-array are those from `axis` on.
+        Behind the rows there have to be numbers: entries that end earlier than others read them, masked.
+        """
+        count = math.prod(made.shape[axis : cache.axis])
+        row = nbytes(made.dtype, math.prod(made.shape[cache.axis + 1 :]))
+        wide, room = before.shape[cache.axis] * row, made.shape[cache.axis] * row
+        copy_strided(
+            before._create_view((count, wide), "uint8", source * count * wide), 0, wide,
+            made._create_view((count, room), "uint8", target * count * room), 0, room,
+            self.length * row, count,
+        )  # fmt: skip
 
     def _name(self, position: int) -> str:
         """The name of the cache that is this input."""
@@ -211,8 +219,3 @@ def _entries_axis(shape: tuple[int, ...]) -> int:
 def _shape_of(value: Value | npt.NDArray[Any]) -> tuple[int, ...]:
     assert isinstance(value, NDArray | np.ndarray), "a sequence binds no size"
     return value.shape
-
-
-def _seen(array: NDArray) -> npt.NDArray[Any]:
-    """A host array's memory as numpy."""
-    return array.__array__(copy=False)

@@ -30,7 +30,7 @@ from relayc.backend.runtime.dtype import (
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 
-__all__ = ["C_TYPES", "NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
+__all__ = ["C_TYPES", "NDArray", "array", "copy_strided", "empty", "from_dlpack", "wrap_numpy", "zeros"]
 
 _INTEGERS = (int, np.integer)
 _HOST = cpu()
@@ -482,7 +482,10 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
 def zeros(shape: int | Sequence[int], dtype: str = "float32", device: Device | str | None = None) -> NDArray:
     """A new array of zeros."""
     result = empty(shape, dtype, device)
-    result[:] = 0
+    if _on_host(result):
+        result._host_view().fill(0)  # no second array of them
+    else:
+        result[:] = 0
     return result
 
 
@@ -615,6 +618,27 @@ def _copy(source: NDArray, target: NDArray) -> None:
     )
     if _on_host(target):
         source.device.sync()
+
+
+def copy_strided(
+    source: NDArray, source_at: int, source_row: int, target: NDArray, target_at: int, target_row: int, width: int,
+    rows: int,
+) -> None:  # fmt: skip
+    """Copy `rows` pieces of `width` bytes within a device: from byte `source_at` of each row of `source_row` bytes
+    to byte `target_at` of each row of `target_row` bytes."""
+    if width == 0 or rows == 0:
+        return
+    if rows > 1 and source.device.api.host_accessible:
+        bytes_in = source._create_view((rows, source_row), "uint8")._host_view()
+        bytes_out = target._create_view((rows, target_row), "uint8")._host_view()
+        bytes_out[:, target_at : target_at + width] = bytes_in[:, source_at : source_at + width]
+        return
+    api, device = source.device.api, source.device
+    for row in range(rows):
+        start, end = row * source_row + source_at, row * target_row + target_at
+        api.copy_data_from_to(source.handle, source.byte_offset + start, target.handle, target.byte_offset + end, width,
+                              device, device)  # fmt: skip
+    api.keep_until_done(device, source)
 
 
 def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

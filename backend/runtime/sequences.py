@@ -16,7 +16,7 @@ from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.execution_plan import SequenceStep
-from relayc.backend.runtime.ndarray import NDArray, array, empty
+from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, empty
 
 __all__ = ["ArraySequence", "Value", "joined", "run_sequence_action"]
 
@@ -214,7 +214,7 @@ def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = 
     row, at = _row(whole, axis), 0
     for part in parts:
         width = _row(part, axis)
-        _move(part, 0, width, whole, at, row, width, math.prod(lead))
+        copy_strided(part, 0, width, whole, at, row, width, math.prod(lead))
         at += width
     return whole
 
@@ -226,7 +226,7 @@ def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[N
     for size in sizes:
         part = empty((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype, where)
         width = _row(part, axis)
-        _move(x, at, _row(x, axis), part, 0, width, width, math.prod(x.shape[:axis]))
+        copy_strided(x, at, _row(x, axis), part, 0, width, width, math.prod(x.shape[:axis]))
         at += width
         found.append(part)
     return found
@@ -235,23 +235,3 @@ def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[N
 def _row(x: NDArray, axis: int) -> int:
     """Bytes of the sub-array at one index of the axes before `axis`."""
     return nbytes_of(x.dtype, math.prod(x.shape[axis:]))
-
-
-def _move(
-    source: NDArray, source_at: int, source_row: int, target: NDArray, target_at: int, target_row: int, width: int,
-    rows: int,
-) -> None:  # fmt: skip
-    """Strided copy of `rows` pieces of `width` bytes, from offset `source_at` of a row to `target_at` of a row."""
-    if width == 0 or rows == 0:
-        return
-    if rows > 1 and source.device.api.host_accessible:
-        bytes_in = source._create_view((rows, source_row), "uint8")._host_view()
-        bytes_out = target._create_view((rows, target_row), "uint8")._host_view()
-        bytes_out[:, target_at : target_at + width] = bytes_in[:, source_at : source_at + width]
-        return
-    api, device = source.device.api, source.device
-    for row in range(rows):
-        start, end = row * source_row + source_at, row * target_row + target_at
-        api.copy_data_from_to(source.handle, source.byte_offset + start, target.handle, target.byte_offset + end, width,
-                              device, device)  # fmt: skip
-    api.keep_until_done(device, source)

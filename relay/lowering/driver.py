@@ -194,7 +194,7 @@ def _build(
 ) -> CompiledModel:  # fmt: skip
     source = as_module(mod)
     if caches:
-        source = _with_caches(source, caches, target, specialize)
+        source = _with_caches(source, caches, specialize)
     with report.step("optimize"):
         module = optimize(without_versions(source), target, params)
         special = [(sizes, optimize(_specialized(source, sizes), target, params))
@@ -269,11 +269,7 @@ def _check_arguments(
         check_text(output, f"the output of the cache {name!r}")
 
 
-def _with_caches(
-    module: IRModule, caches: Mapping[str, str], target: Target, specialize: object
-) -> IRModule:
-    if target.device_kind != "cpu":
-        raise CompileError(f"caches are kept on CPUs only; the target is {target}")
+def _with_caches(module: IRModule, caches: Mapping[str, str], specialize: object) -> IRModule:
     if specialize:
         raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
     precision = PassContext.current().option("relay.ToMixedPrecision.dtype")

@@ -140,7 +140,7 @@ _GENAI_ROLES = ("input_ids", "attention_mask", "position_ids", "encoder_hidden_s
 def make_executor(model: Any, target: str, num_threads: int | None, decodes: bool, **options: Any) -> GraphModule:
     """An executor of a model: an artifact, a compiled model, or an ONNX model, which is compiled for `target`.
 
-    With `decodes`, the executor keeps the caches that it can on a CPU, logits are those of the last position, and
+    With `decodes`, the executor keeps the caches that it can, logits are those of the last position, and
     weights are in huge pages, as each token reads all of them.
     `options` are others of `compile_onnx`.
     """
@@ -153,7 +153,7 @@ def make_executor(model: Any, target: str, num_threads: int | None, decodes: boo
         compiled = model if isinstance(model, CompiledModel) else load_model(str(model), huge_pages=decodes)
     else:
         if decodes:
-            options = {"caches": {} if target.startswith("cuda") else "auto", "last_position": "auto", **options}
+            options = {"caches": "auto", "last_position": "auto", **options}
         compiled = relayc.compile_onnx(model, target, huge_pages=decodes, **options)
     return GraphModule.of(compiled, num_threads=num_threads)
 

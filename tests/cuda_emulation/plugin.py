@@ -1,6 +1,7 @@
 """Fixtures of tests that run on a CUDA device: a real one if there is one, else the emulated one.
 
-A test with the fixture `cuda_device` runs on either. A test marked `cuda` needs a real GPU and is skipped elsewhere.
+A test with the fixture `cuda_device` runs on either, one with `where` on a CPU as well. A test marked `cuda` needs a
+real GPU and is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 from relayc.backend.runtime import Device, device
 from tests.cuda_emulation import emulation
 
-__all__ = ["cuda_device", "emulated_cuda_device", "pytest_runtest_setup"]
+__all__ = ["cuda_device", "emulated_cuda_device", "pytest_runtest_setup", "where"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -27,6 +28,12 @@ def cuda_device() -> Generator[Device, None, None]:
         yield device("cuda", 0)
     else:
         yield from _emulated()
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def where(request: pytest.FixtureRequest) -> Device:
+    """`cpu(0)`, then `cuda(0)`."""
+    return device("cpu", 0) if request.param == "cpu" else request.getfixturevalue("cuda_device")
 
 
 @pytest.fixture

@@ -424,7 +424,7 @@ def test_elements_of_several_ranks_are_kept_but_not_taken_out():
 def test_the_work_of_appending_is_linear(monkeypatch, trips):
     """Counts copied references and copied bytes."""
     counted = {"references": 0, "bytes": 0}
-    make, move = sequences.ArraySequence.__init__, sequences._move
+    make, move = sequences.ArraySequence.__init__, sequences.copy_strided
 
     def counting_make(self, items=()):
         counted["references"] += len(items)
@@ -438,7 +438,7 @@ def test_the_work_of_appending_is_linear(monkeypatch, trips):
              helper.make_node("ConcatFromSequence", ["all"], ["y"], axis=0, new_axis=1)]  # fmt: skip
     compiled = Compiled(model_of(nodes, [TRIPS, info("x", ["t", 64])], [info("y")]))
     monkeypatch.setattr(sequences.ArraySequence, "__init__", counting_make)
-    monkeypatch.setattr(sequences, "_move", counting_move)
+    monkeypatch.setattr(sequences, "copy_strided", counting_move)
     x = f(1000, 64)
     assert_same(compiled(n(trips), x), [np.tanh(x[:trips])])
     assert counted["references"] == 0 and counted["bytes"] <= x[:trips].nbytes

@@ -323,6 +323,18 @@ def test_caches_are_kept_with_lower_precision(precision, stored):
     assert len(values) == len(tiny.CACHES) and {str(value.dtype) for value in values.values()} == {stored}
 
 
+def test_caches_stay_on_a_gpu(cuda_device):
+    """As on a CPU: padded prompts, a prefix that is computed once, and beams, whose caches are reordered."""
+    generator = Generator(tiny.decoder(), target="cuda")
+    found = generator.generate(PROMPTS, max_new_tokens=4, eos_token_id=[])
+    assert [result.ids for result in found] == [ids[:4] for ids in EXPECTED]
+    assert generator._executor.has_caches
+    longer = [*PROMPTS[1], *generator.generate(PROMPTS[1], max_new_tokens=4).ids, 8]
+    assert generator.generate(longer, max_new_tokens=3).ids == tiny.greedy(longer, 3)
+    (beams,) = generator.generate(PROMPTS[:1], max_new_tokens=3, eos_token_id=[], num_beams=3)
+    assert beams.ids == _beam_search(PROMPTS[0], 3, 3)
+
+
 def test_a_prefix_is_saved_and_shared(generator):
     """A clone goes on from the caches of another generator, and computes new tokens only."""
     generator.reset()

@@ -13,7 +13,7 @@ import relayc
 from relayc.frontends.onnx import from_onnx
 from relayc.relay.expr import Call
 from relayc.relay.op import IfElse
-from relayc.runtime import ArgumentError, GraphModule, device
+from relayc.runtime import ArgumentError, Device, GraphModule, device
 from relayc.te.errors import CompileError
 from relayc.te.ir import post_order
 
@@ -69,8 +69,12 @@ def tables(scale: float, rows: int) -> Any:
     return helper.make_graph(nodes, "tables", [], outputs)
 
 
-def executor(model: ModelProto, **options: Any) -> GraphModule:
-    return GraphModule(relayc.compile_onnx(model, "llvm -num-cores=1", **options)["default"](device("cpu", 0)))
+CPU = device("cpu", 0)
+
+
+def executor(model: ModelProto, where: Device = CPU, **options: Any) -> GraphModule:
+    target = "llvm -num-cores=1" if where == CPU else "cuda"
+    return GraphModule(relayc.compile_onnx(model, target, **options)["default"](where))
 
 
 def positions(new: int, batch: int = 1) -> np.ndarray[Any, Any]:
@@ -95,8 +99,8 @@ def expected(x: np.ndarray[Any, Any], new: int, window: int) -> np.ndarray[Any, 
 
 
 @pytest.mark.parametrize("attrs", [{}, {"local_window_size": WINDOW, "sliding_window_cache": 1}], ids=["all", "window"])
-def test_the_executor_keeps_the_caches(attrs):
-    run = executor(grouped_model(**attrs), caches="auto")
+def test_the_executor_keeps_the_caches(attrs, where):
+    run = executor(grouped_model(**attrs), where, caches="auto")
     assert run.has_caches and list(run.get_input_info()[0]) == ["x", "lengths", "total"]
     window, seen = attrs.get("local_window_size", 99), np.zeros((2, 0, WIDTH), np.float32)
     for new in (7, 1, 1, 2, 1):
@@ -107,9 +111,9 @@ def test_the_executor_keeps_the_caches(attrs):
             np.testing.assert_allclose(found, expected(row, new, window), rtol=1e-4, atol=1e-5)
 
 
-def test_rows_of_different_lengths_are_written_where_they_end():
+def test_rows_of_different_lengths_are_written_where_they_end(where):
     """Prompts padded on the right, as onnxruntime takes them."""
-    run, lengths = executor(grouped_model(), caches="auto"), [5, 2]
+    run, lengths = executor(grouped_model(), where, caches="auto"), [5, 2]
     x, rows = positions(5, 2), [np.zeros((0, WIDTH), np.float32)] * 2
     for new in (5, 1, 1):
         (y,) = run(x, **told(lengths, max(lengths)))
@@ -121,10 +125,10 @@ def test_rows_of_different_lengths_are_written_where_they_end():
 
 
 @pytest.mark.parametrize("kind", CODES)
-def test_caches_of_codes_are_kept(kind):
+def test_caches_of_codes_are_kept(kind, where):
     """Keys and values quantised to 8 bits, in place as out of place, also after they were saved and set."""
     model = grouped_model(kind=kind)
-    kept, passed = executor(model, caches="auto"), executor(model)
+    kept, passed = executor(model, where, caches="auto"), executor(model)
     caches = [np.zeros((1, GROUPS, 0, SIZE), CODES[kind])] * 2
     count = 0
     for new in (4, 1, 1):
