@@ -365,7 +365,7 @@ class CLikeGenerator(Visitor[Any]):
         root = self.float_call("sqrt", of, [self.visit(node.args[0])])
         return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, root)
 
-    call_fast_rsqrt = call_rsqrt
+    call_fast_rsqrt = call_rsqrt_estimate = call_rsqrt
 
     def call_fast_reciprocal(self, node: Call) -> str:
         of = node.dtype.element

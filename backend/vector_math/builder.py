@@ -74,7 +74,7 @@ def _powers(of: Format, bits: int, parts: int) -> list[int]:
     return [int(power) - (j << of.mantissa) // parts for j, power in enumerate(powers)]
 
 
-_POWERS = {(32, 4): _powers(_FLOAT32, 32, 4), (32, 8): _powers(_FLOAT32, 32, 8), (64, 8): _powers(_FLOAT64, 64, 8)}
+_POWERS = {(32, 4): _powers(_FLOAT32, 32, 4), (32, 8): _powers(_FLOAT32, 32, 8), (64, 16): _powers(_FLOAT64, 64, 16)}
 """The tables of `Builder.power_of_two_fraction`, by the bits of their type and the number of parts."""
 
 
@@ -83,9 +83,9 @@ class Instructions:
     """Instructions of a target that expansions depend on.
 
     `fused`: `fma` rounds once, so it recovers rounding errors of products. `lookups`: vectors of a multiple of 8 words
-    have an instruction that looks up each lane in a table of 8 words, `wide_lookups`: those of 8 words of 64 bits.
-    `scaling`: vectors of a multiple of 16 words have
-    the instructions "fraction" and "scale_by_power".
+    have an instruction that looks up each lane in a table of 8 words, `wide_lookups`: those of 8 words of 64 bits, in
+    a table of 8 or 16, and they have "rsqrt_estimate". `scaling`: vectors of a multiple of 16 words have the
+    instructions "fraction" and "scale_by_power".
     """
 
     fused: bool = False
@@ -219,6 +219,17 @@ class Builder:
         square = self.let(x * x, "square")
         return self.fma(x * square, self.polynomial(square, coefficients), x)
 
+    def root(self, x: Var) -> PrimExpr:
+        """The square root of 0 or a value between 1e-270 and 1e300, to 1 ulp, NaN of a negative one: by Goldschmidt's
+        iteration where the processor has an estimate, which takes a quarter of an instruction's time in float64."""
+        if not self.has_wide_lookup():
+            return self.unary("sqrt", x)
+        estimate = self.let(self.unary("rsqrt_estimate", x + self.const(self.format.smallest)), "estimate")
+        root, half = self.let(x * estimate, "root"), self.let(estimate * self.const(0.5), "half")
+        error = self.let(self.fma(-root, half, 0.5), "error")
+        root, half = self.let(self.fma(root, error, root), "root"), self.fma(half, error, half)
+        return self.fma(self.fma(-root, root, x), half, root)
+
     def bits(self, x: PrimExpr) -> PrimExpr:
         return Call(self.words, "reinterpret", (x,))
 
@@ -277,16 +288,16 @@ class Builder:
         return self.has.scaling and self.of.bits == 32 and self.of.lanes % 16 == 0
 
     def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
-        """Look up each lane in a table of 4 or 8 words, indexed by the last two or three bits of `index`."""
+        """Look up each lane in a table of 4 or 8 words, or 16 of 64 bits, indexed by the last bits of `index`."""
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
     def lookup_float(self, index: PrimExpr, values: Sequence[float]) -> PrimExpr:
-        """Look up each lane in a table of 8 values, indexed by the last three bits of `index`."""
+        """Look up each lane in a table of 8 values, or 16 of float64, indexed by the last bits of `index`."""
         words = np.array(values, f"f{self.of.bits // 8}").view(f"i{self.of.bits // 8}")
         return self.from_bits(self.lookup(index, words.tolist()))
 
     def power_of_two_fraction(self, t: PrimExpr, parts: int) -> PrimExpr:
-        """2^(n/parts) with n in the low bits of t, for 8 parts, or 4 of float32; requires a lookup."""
+        """2^(n/parts) with n in the low bits of t, for 4 or 8 parts of float32, 16 of float64; requires a lookup."""
         n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
         exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))
         return self.from_bits(exponent + self.lookup(n, _POWERS[self.of.bits, parts]))
@@ -317,11 +328,11 @@ class Builder:
         e = self.let(Call(self.words, "shift_right", (bits - start, self.word(self.format.mantissa))), "e")
         return e, self.from_bits(bits - self.in_exponent(e))
 
-    def split_eighths(self, x: PrimExpr, start: float) -> tuple[Var, PrimExpr, PrimExpr]:
+    def split_parts(self, x: PrimExpr, start: float, parts: int) -> tuple[Var, PrimExpr, PrimExpr]:
         """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; e is shifted to the exponent field.
-        The last three bits of i index the eighth of the interval that m is in."""
+        The last bits of i index the part of the interval that m is in, of 2^k `parts`."""
         bits, mantissa = self.let(self.bits(x), "bits"), self.format.mantissa
         above = self.let(bits - self.bits(self.const(start)), "above")
         e = self.let(Call(self.words, "bitwise_and", (above, self.word(-1 << mantissa))), "e")
-        index = self.let(Call(self.words, "shift_right", (above, self.word(mantissa - 3))), "index")
-        return e, self.from_bits(bits - e), index
+        shift = self.word(mantissa - parts.bit_length() + 1)
+        return e, self.from_bits(bits - e), self.let(Call(self.words, "shift_right", (above, shift)), "index")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from relayc.backend.vector_math.builder import Builder
@@ -19,32 +19,27 @@ _LOG64 = (0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221
 # (log(1 + x) - x) / x^2 on [0, 1]
 _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.19693760573863983, -0.15350909531116486,
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
-# (log(1 + f) - f) / f^2 on [-0.056, 0.065]
-_LOG_OF_PIECE = (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 0.19716960191726685)
-_LOG_OF_PIECE64 = (-0.5000000000000001, 0.3333333333333217, -0.2499999999989931, 0.2000000000510452,
-                   -0.16666666900120558, 0.14285708377042555, -0.124998055869466, 0.11113571209670917,
-                   -0.10067524215006966, 0.08776965954752619)  # fmt: skip
-
-# float64: (log(1 + f) - f) / f^2 on [-1/16, 1/14]
-_LOG1P_OF_PIECE = (-0.5000000000000012, 0.3333333333332759, -0.24999999999438194, 0.20000000014267857,
-                   -0.16666667398288984, 0.14285703473258277, -0.12499605001270805, 0.11114235297312111,
-                   -0.10094676158160532, 0.08815183892372074)  # fmt: skip
+# (log(1 + f) - f) / f^2 on [-0.056, 0.065], of float64 on [-0.0313, 0.0334]
+_LOG_OF_PIECE = {
+    32: (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 0.19716960191726685),
+    64: (-0.49999999999999667, 0.33333333333334964, -0.25000000004540557, 0.19999999989840095,
+         -0.16666650114521014, 0.1428572856517408, -0.12522300639773049, 0.1111358807797086),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A table of eight intervals of the mantissas from `start` to 2 `start`: 1/16 long below the one around 1, 1/8
-    above. Mantissas in an interval are close to 1 / inverse, whose logarithm is the sum of `logs` and `rests`.
+    """A table of 8 or 16 equal intervals of the bits of mantissas from `start` to 2 `start`: 1/16 or 1/32 long below 1,
+    twice as long above. Mantissas in an interval are close to 1 / inverse, whose logarithm is that of `logs`.
 
-    The logs have few bits, so that adding them to a multiple of ln(2) is exact; the inverses of float32 are chosen so
-    that nothing is left. In the neighbours of the interval around 1, the terms added to them are small: rounding errors
-    there would be large relative to a logarithm close to 0.
+    The logs have few bits, so that adding them to a multiple of ln(2) is exact; the inverses are chosen so that nothing
+    is left. In the neighbours of the interval around 1, the terms added to them are small: rounding errors there would
+    be large relative to a logarithm close to 0.
     """
 
     start: float
     inverses: tuple[float, ...]
     logs: tuple[float, ...]
-    rests: tuple[float, ...] = ()
 
 
 _NATURAL = Pieces(
@@ -54,19 +49,26 @@ _NATURAL = Pieces(
     tuple([n / 2.0**16 for n in (-18865, -13234, -8158, -2787, 0, 7880, 14639, 21310)]),
 )  # fmt: skip
 NATURAL64 = Pieces(
-    0.72,
-    (1.333984375, 1.224609375, 1.1328125, 1.04296875, 1.0, 0.88671875, 0.80078125, 0.72265625),
-    tuple([n / 2.0**40 for n in (-316846523646, -222785152237, -137112924636, -46257788900, 0, 132191453962,
-                                 244275711456, 357145147485)]),
-    (-7.445357054751763e-14, -1.8617942194902064e-13, 7.556920687451337e-14, -4.0648421088095284e-13, 0.0,
-     6.083738419972574e-14, 1.0970699320566433e-13, -2.8089014148582744e-13),
+    0.734628,
+    (1.3328837095863826, 1.2795856123298266, 1.2303861053641378, 1.1848299071438615, 1.1425267834780852,
+     1.103140312428033, 1.066378885614548, 1.031399996771203, 1.0, 0.9407284626548245, 0.8884892688506468,
+     0.8417465902965915, 0.7996762943580805, 0.7616111459371544, 0.7270051876925878, 0.6954073939675627),
+    tuple([n / 2.0**40 for n in (-315938946330, -271069512190, -227959576369, -186476321059, -146501443187,
+                         -107929097120, -70664171957, -33993710402, 0, 67180978025, 129998238645, 189419763903,
+                         245793917014, 299418083673, 350548128647, 399405764623)]),
 )  # fmt: skip
-_SEVENTH_INVERSES = (1.0, 0.875, 0.77734375, 0.7001953125, 0.63671875, 0.5830078125, 0.5380859375, 0.5)
-_SEVENTH_LOGS = tuple([n / 2.0**40 for n in (0, 146819318864, 276936874139, 391861507610, 496349503513, 593246657903,
-                                             681408033756, 762123384786)])  # fmt: skip
-_SEVENTH_RESTS = (0.0, -1.9551393909415374e-13, 9.331234677945918e-14, -2.1426337981558672e-13, 1.032095196170246e-13,
-                  -4.243585779970869e-13, -5.203080815478623e-14, -1.7239444525614835e-13)  # fmt: skip
-"""Approximate reciprocals of 1 + i/7 in float64, and minus their logarithms as sums of two values, for i to 7."""
+"""Logarithms above the interval around 1 exceed 1/32 but reduced arguments don't, so that rounding these hardly
+matters."""
+_FIFTEENTH_INVERSES = (1.0, 0.9375028271460906, 0.8823542140752954, 0.8333342064482471, 0.7894755774912866,
+                        0.7500003925524652, 0.7142880791798234, 0.6818207059140232, 0.65217610327122,
+                        0.6250010308576748, 0.6000016557052731, 0.5769232612174864, 0.5555573178248273,
+                        0.5357143690343946, 0.517241920762021, 0.5000015427358449)  # fmt: skip
+_FIFTEENTH_LOGS = (0.0, 0.06453550551962155, 0.12516170033637852, 0.18232050905660702, 0.23638637991147626,
+                    0.28768154904863097, 0.33646892577494103, 0.38298855025572415, 0.42744065648337487,
+                    0.4700019798748161, 0.5108228642610096, 0.5500460174756799, 0.5877834928224609,
+                    0.624154153542136, 0.6592445820782379, 0.6931440950930157)  # fmt: skip
+"""Approximate reciprocals of 1 + i/15 in float64, those whose logarithms are hardly rounded, and minus their
+logarithms, for i to 15."""
 _LARGE = {32: 1e9, 64: 1e17}
 """Above this argument, by the bits of its type, the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
@@ -75,8 +77,8 @@ _LARGE = {32: 1e9, 64: 1e17}
 class Piece:
     """The interval of x = 2^n m; if it is the only one it has no `log`, and the inverse 1.
 
-    `exponent` is n in the exponent field, and `n` a float: in intervals with a `log`, and what is left of it, times one
-    unit of the exponent field.
+    `exponent` is n in the exponent field, and `n` a float, in intervals with a `log` times one unit of the exponent
+    field.
     """
 
     exponent: PrimExpr
@@ -84,19 +86,10 @@ class Piece:
     m: PrimExpr
     inverse: PrimExpr
     log: PrimExpr | None = None
-    rest: PrimExpr | None = None
 
     def fraction(self, b: Builder) -> Var:
         """The reduced argument f, with m = (1 + f) / inverse."""
         return b.let(b.fma(self.m, self.inverse, -1.0), "f")
-
-    def with_rounding(self, b: Builder) -> tuple[Var, Piece]:
-        """`fraction`, and the interval; if it has a `rest`, what the fraction's rounding error e adds is in that."""
-        if self.rest is None:
-            return self.fraction(b), self
-        product = b.let(self.m * self.inverse, "product")
-        f, e = b.let(product - b.const(1.0), "f"), b.let(b.fma(self.m, self.inverse, -product), "e")
-        return f, replace(self, rest=b.fma(-e, f, self.rest + e))  # log(1 + f + e) - log(1 + f), about e (1 - f)
 
 
 def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
@@ -104,10 +97,9 @@ def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
     if pieces is None:
         n, m = b.split_exponent(x)
         return Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0))
-    exponent, m, index = b.split_eighths(x, pieces.start)
+    exponent, m, index = b.split_parts(x, pieces.start, len(pieces.inverses))
     inverse, log = b.lookup_float(index, pieces.inverses), b.lookup_float(index, pieces.logs)
-    rest = b.lookup_float(index, pieces.rests) if pieces.rests else None
-    return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log, rest)
+    return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
 
 
 def natural_pieces(b: Builder) -> Pieces | None:
@@ -124,8 +116,8 @@ def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfReduced, pieces
 
     Vectors with a zero, denormal, negative, infinite or NaN lane take a separate path, twice as long.
     """
-    f, at = piece(b, x, pieces).with_rounding(b)
-    result = b.let(function(b, at.n, f, at), "result")
+    at = piece(b, x, pieces)
+    result = b.let(function(b, at.n, at.fraction(b), at), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
     return b.likely_branch(rank, math.inf, result, rare.close(_log_of_any(rare, x, function)), above=least)
@@ -164,10 +156,7 @@ def _natural(b: Builder, n: PrimExpr, f: Var, at: Piece | None) -> PrimExpr:
     square = b.let(f * f, "square")
     if at is not None and at.log is not None:
         whole = b.fma(n, high * b.format.unit, at.log)
-        if at.rest is None:
-            return whole + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, b.fma(n, low * b.format.unit, f))
-        small = b.fma(n, low * b.format.unit, at.rest)
-        return whole + (f + b.fma(b.polynomial(f, _LOG_OF_PIECE64), square, small))
+        return whole + b.fma(b.polynomial(f, _LOG_OF_PIECE[b.of.bits]), square, b.fma(n, low * b.format.unit, f))
     if b.of.bits == 32:
         rest = b.fma(square, -0.5, n * b.const(low))  # independent of the polynomial, so computed in parallel with it
         return b.fma(n, high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
@@ -227,19 +216,19 @@ def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
 def log1p_fraction(b: Builder, x: PrimExpr) -> PrimExpr:
     """log(1 + x) for 0 <= x <= 1, or NaN."""
     if b.has_wide_lookup():
-        return _log1p_by_sevenths(b, x)
+        return _log1p_by_fifteenths(b, x)
     if b.of.bits == 64:
         return log1p(b, x)
     return b.fma(b.let(x * x, "square"), b.polynomial(x, _LOG1P), x)
 
 
-def _log1p_by_sevenths(b: Builder, x: PrimExpr) -> PrimExpr:
-    """log(1 + x) from the multiple of 1/7 next to x."""
-    index = b.let(b.bits(b.fma(x, 7.0, b.format.magic)), "index")
-    inverse = b.let(b.lookup_float(index, _SEVENTH_INVERSES), "inverse")
+def _log1p_by_fifteenths(b: Builder, x: PrimExpr) -> PrimExpr:
+    """log(1 + x) from the multiple of 1/15 next to x."""
+    index = b.let(b.bits(b.fma(x, 15.0, b.format.magic)), "index")
+    inverse = b.let(b.lookup_float(index, _FIFTEENTH_INVERSES), "inverse")
     f = b.let(b.fma(x, inverse, inverse - b.const(1.0)), "f")
-    rest = b.fma(b.let(f * f, "square"), b.polynomial(f, _LOG1P_OF_PIECE), b.lookup_float(index, _SEVENTH_RESTS))
-    return b.lookup_float(index, _SEVENTH_LOGS) + (f + rest)
+    tail = b.fma(b.let(f * f, "square"), b.polynomial(f, _LOG_OF_PIECE[64]), f)
+    return b.lookup_float(index, _FIFTEENTH_LOGS) + tail
 
 
 def _log_of_double(b: Builder, large: PrimExpr, size: PrimExpr, rest: PrimExpr) -> PrimExpr:
@@ -252,14 +241,15 @@ def asinh(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
     large = b.let(size > b.const(_LARGE[b.of.bits]), "large")
     square = b.let(size * size, "square")
-    root = b.unary("sqrt", square + b.const(1.0))
+    root = b.root(b.let(square + b.const(1.0), "sum"))
     return b.with_sign_of(_log_of_double(b, large, size, size + square / (root + b.const(1.0))), x)
 
 
 def acosh(b: Builder, x: PrimExpr) -> PrimExpr:
     large = b.let(x > b.const(_LARGE[b.of.bits]), "large")
     t = b.let(x - b.const(1.0), "t")
-    result = _log_of_double(b, large, x, t + b.unary("sqrt", t * (t + b.const(2.0))))
+    root = b.root(b.let(t * (t + b.const(2.0)), "product"))
+    result = _log_of_double(b, large, x, t + root)
     return Select(x < b.const(1.0), b.const(math.nan), result)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from relayc.backend.vector_math.builder import Builder
-from relayc.backend.vector_math.exponentials import EXP_OF_EIGHTH, exp2
+from relayc.backend.vector_math.exponentials import PARTS, exp2, exp_of_sum
 from relayc.backend.vector_math.logarithms import NATURAL64, Pieces, log2, piece
 from relayc.te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from relayc.te.tir.ops import all as all_of
@@ -22,31 +22,50 @@ _EXP2 = (0.6931471824645996, 0.24022650718688965, 0.05550359562039375, 0.0096180
          0.000154628767631948)  # fmt: skip
 _TWO_OVER_LN2 = {32: (2.885390043258667, 3.851926067000022e-08), 64: (2.8853900817779268, 4.0710547481862066e-17)}
 """2 / ln(2) as an unevaluated sum of two values, by the bits of their type."""
-_POWER_REACH, _WIDE_POWER_REACH = 125.0, 64.0
-"""2^x is neither denormal nor infinite for |x| below this bound, of float32; of float64, logarithms to base 2 times
-exponents have errors that don't matter."""
+_POWER_REACH = {32: 125.0, 64: 1020.0}
+"""2^x is neither denormal nor infinite for |x| below this bound, by the bits of its type."""
+_LONG_REACH = {32: 125.0, 64: 64.0}
+"""The bound for logarithms to base 2 (of float32) or e, as sums of two floats, times exponents: that their errors, too,
+don't matter."""
 _SHORT_EXPONENT = 4.0
 """Up to this exponent, pow uses single-precision logarithms."""
 _FLAT_EXPONENT = 0.75
 """Up to this exponent, powers within an interval of `_PIECES` change by a factor below 2^(1/8)."""
-_PIECES = Pieces(
-    0.71875,
-    (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
-     0.803688108921051, 0.7301344871520996),
-    tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
-)  # fmt: skip
-"""The table of intervals for logarithms to base 2."""
-_LOG2_OF_PIECE = (
-    (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
-    (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955),
-)
-"""Coefficients of log2(1 + r) / r on [-0.062, 0.0625]; the second set is for exponents up to `_FLAT_EXPONENT`."""
-# float64: -2 (log(1 + f) - f + f^2/2) / f^3 on [-0.056, 0.065]
-_LOG_OF_PIECE = (-0.6666666666666686, 0.4999999999999203, -0.39999999999247104, 0.3333333335310105,
-                 -0.2857142954364224, 0.24999983933012562, -0.22221658872401648, 0.20005200064219397,
-                 -0.18333317839413757, 0.16129145681213158)  # fmt: skip
-# (2^f - 1) / f on [-0.13, 0.13]
-_EXP2_OF_EIGHTH = (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531)
+_PIECES = {
+    32: Pieces(
+        0.71875,
+        (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
+         0.803688108921051, 0.7301344871520996),
+        tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
+    ),
+    64: Pieces(
+        0.734628,
+        (1.3328837115585126, 1.279585619739314, 1.2303861093946555, 1.1848299154967852, 1.1425267861344488,
+         1.103140308040085, 1.0663788876119067, 1.0319885486129385, 1.0, 0.9407284629298434, 0.888489263515231,
+         0.8417465882430963, 0.7996762914577232, 0.7616111445109346, 0.7270051881536211, 0.6954073914135065),
+        tuple([n / 2.0**40 for n in (-455803553441, -391070650158, -328876155547, -269028474818, -211356909257,
+                             -155708766873, -101946853422, -49947473030, 0, 96921663375, 187547823743,
+                             273274957899, 354605670910, 431968987438, 505734045786, 576220721750)]),
+    ),
+}  # fmt: skip
+"""The tables of intervals for logarithms to base 2."""
+_LOG2_OF_PIECE = {
+    32: (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
+    64: (1.4426950408889634, -0.721347520444478, 0.4808983469631632, -0.3606737602746485, 0.28853900706147406,
+         -0.2404489692100698, 0.20610146106148694, -0.18063347715599826, 0.15911031920785074),
+}  # fmt: skip
+_FLAT_LOG2_OF_PIECE = (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955)
+"""Coefficients of log2(1 + r) / r on [-0.062, 0.0625], of float64 on [-0.0294, 0.0318]; for exponents up to
+`_FLAT_EXPONENT` fewer suffice."""
+# float64: -2 (log(1 + f) - f + f^2/2) / f^3 on [-0.0298, 0.0318]
+_LOG_OF_PIECE = (-0.6666666666666582, 0.5000000000002387, -0.40000000009322373, 0.3333333318796095,
+                 -0.2857139747291106, 0.2500025910818195, -0.22262777946548085, 0.19871344543174846)  # fmt: skip
+# (2^f - 1) / f on [-0.13, 0.13], of float64 on [-0.0656, 0.0656]
+_EXP2_OF_PART = {
+    32: (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531),
+    64: (0.6931471805599453, 0.24022650695912, 0.05550410866482668, 0.009618129080396878, 0.0013333558107830085,
+         0.00015404622561461444, 1.5253814657136412e-05),
+}  # fmt: skip
 
 
 def rsqrt(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -58,17 +77,24 @@ def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
     There are three paths, each falling back on the next: small exponents; all other exponents, by logarithms as
     unevaluated sums of two floats; and zero, negative or denormal bases, overflowing results and special values,
-    through float64. Powers of float64 have the second path, also for a base of zero, or call the C library.
+    through float64. Powers of float64 take the first two for a base of zero, too, and the C library's instead of the
+    third.
     """
     simple = _SIMPLE_POWERS.get(b.constant_of(y))
     if simple is not None:
         return simple(b, x)
-    if b.of.bits == 64:
-        return _power_of_float64(b, x, y) if b.has.fused else Call(b.of, "pow", (x, y))
     if not b.has.fused:
-        return _power_in_float64(b, x, y)
-    constant = b.constant_of(y)
-    if not b.has_lookup() or not (constant is None or abs(constant) <= _SHORT_EXPONENT):
+        return Call(b.of, "pow", (x, y)) if b.of.bits == 64 else _power_in_float64(b, x, y)
+    if b.of.bits == 32:
+        return _power_by_paths(b, x, y)
+    vanishes = b.let(all_of(b.bits(x) == b.word(0), y > b.const(0.0)), "vanishes")
+    base = b.let(Select(vanishes, b.const(1.0), x), "base")
+    return Select(vanishes, b.const(0.0), b.let(_power_by_paths(b, base, y), "result"))
+
+
+def _power_by_paths(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    constant, has_lookup = b.constant_of(y), b.has_lookup() or b.has_wide_lookup()
+    if not has_lookup or not (constant is None or abs(constant) <= _SHORT_EXPONENT):
         return _long_power(b, x, y)
     rank, result = _short_power(b, x, y, constant)
     far = b.inner()
@@ -82,21 +108,22 @@ def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, constant: float | None) -
     exponent the rounding error of a single float does not matter. If y log2(1 + r) stays below an eighth, it need not
     be known before the power is split at a multiple of an eighth. `constant` is the exponent if it is a constant.
     """
-    at = piece(b, x, _PIECES)
+    bits, parts = b.of.bits, PARTS[b.of.bits]
+    at = piece(b, x, _PIECES[bits])
     assert at.log is not None
     r, k = at.fraction(b), b.let(b.fma(at.n, b.format.unit, at.log), "k")
-    flat = constant is not None and abs(constant) <= _FLAT_EXPONENT
-    log2 = _LOG2_OF_PIECE[flat]
+    flat = bits == 32 and constant is not None and abs(constant) <= _FLAT_EXPONENT
+    log2 = _FLAT_LOG2_OF_PIECE if flat else _LOG2_OF_PIECE[bits]
     scaled, log2 = (b.let(r * y, "yr"), log2) if constant is None else (r, [constant * c for c in log2])
-    start = b.const(b.format.magic / 8)
+    start = b.const(b.format.magic / parts)
     t = b.let(b.fma(k, y, start if flat else b.fma(scaled, log2[0], start)), "t")
     n = b.let(t - start, "n")
     f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, y, -n)), "f")
-    power = b.let(b.power_of_two_fraction(t, 8), "power")
-    result = b.let(b.fma(b.polynomial(f, _EXP2_OF_EIGHTH), f * power, power), "result")
-    rank = b.rank(x, b.format.smallest)
-    if constant is None or abs(constant) * (b.format.bias + 1) > _POWER_REACH:
-        rank = Max(rank, _raised_rank(b, n, _POWER_REACH))
+    power = b.let(b.power_of_two_fraction(t, parts), "power")
+    result = b.let(b.fma(b.polynomial(f, _EXP2_OF_PART[bits]), f * power, power), "result")
+    rank, reach = b.rank(x, b.format.smallest), _POWER_REACH[bits]
+    if constant is None or abs(constant) * (b.format.bias + 1) > reach:
+        rank = Max(rank, _raised_rank(b, n, reach))
     return rank if constant is not None else Max(rank, _raised_rank(b, y, _SHORT_EXPONENT)), result
 
 
@@ -107,22 +134,13 @@ def _raised_rank(b: Builder, x: PrimExpr, reach: float) -> PrimExpr:
 
 
 def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """x^y for any x and y: by a logarithm as an unevaluated sum of two floats, or through float64."""
-    exponent, result = _power(b, x, y)
-    rank = Max(b.rank(x, b.format.smallest), _raised_rank(b, exponent, _POWER_REACH))
+    """x^y for any x and y: by a logarithm as an unevaluated sum of two floats, or through float64, or by the C
+    library."""
+    exponent, result = (_power_by_pieces if b.has_wide_lookup() else _power)(b, x, y)
+    rank = Max(b.rank(x, b.format.smallest), _raised_rank(b, exponent, _LONG_REACH[b.of.bits]))
     far = b.inner()
-    wide = far.close(_power_in_float64(far, x, y))
-    return b.likely_branch(rank, math.inf, result, wide, above=b.format.smallest)
-
-
-def _power_of_float64(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """x^y: by a logarithm as an unevaluated sum of two floats, or by the C library."""
-    vanishes = b.let(all_of(b.bits(x) == b.word(0), y > b.const(0.0)), "vanishes")
-    base = b.let(Select(vanishes, b.const(1.0), x), "base")
-    exponent, power = (_power_by_pieces if b.has_wide_lookup() else _power)(b, base, y)
-    rank = Max(b.rank(base, b.format.smallest), _raised_rank(b, exponent, _WIDE_POWER_REACH))
-    result = b.let(Select(vanishes, b.const(0.0), power), "result")
-    return b.likely_branch(rank, math.inf, result, Call(b.of, "pow", (x, y)), above=b.format.smallest)
+    rare = Call(b.of, "pow", (x, y)) if b.of.bits == 64 else far.close(_power_in_float64(far, x, y))
+    return b.likely_branch(rank, math.inf, result, rare, above=b.format.smallest)
 
 
 def _root(b: Builder, x: PrimExpr, of_lowest: float, function: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
@@ -167,21 +185,22 @@ def _power_by_pieces(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
     log(x) is a sum of two floats: the first has the piece's logarithm and f - f^2/2, the other their rounding errors
     and the terms from f^3 on.
     """
-    f, at = piece(b, x, NATURAL64).with_rounding(b)
-    assert at.log is not None and at.rest is not None
-    unit = b.format.unit
+    at, unit = piece(b, x, NATURAL64), b.format.unit
+    assert at.log is not None
+    product = b.let(at.m * at.inverse, "product")
+    f, e = b.let(product - b.const(1.0), "f"), b.let(b.fma(at.m, at.inverse, -product), "e")
+    rounding = b.fma(-e, f, e)  # log(1 + f + e) - log(1 + f), about e (1 - f)
     whole = b.let(b.fma(at.n, b.format.ln2_high * unit, at.log), "whole")
     total = b.let(whole + f, "total")
     half = b.let(f * b.const(-0.5), "half")
     square = b.let(half * f, "square")
     high = b.let(total + square, "high")
     errors = ((whole - total) + f) + ((total - high) + square) + b.fma(half, f, -square)
-    small = b.fma(at.n, b.format.ln2_low * unit, at.rest) + errors
+    small = b.fma(at.n, b.format.ln2_low * unit, rounding) + errors
     low = b.fma(b.polynomial(f, _LOG_OF_PIECE), f * square, small)
     z = b.let(y * high, "z")
-    t, r = b.reduce_exp(z, 0, 1 / 8, b.let(b.fma(y, low, b.fma(y, high, -z)), "rest"))
-    power = b.let(b.power_of_two_fraction(t, 8), "power")
-    return z, b.let(b.fma(b.polynomial(r, EXP_OF_EIGHTH[64]), r * power, power), "result")
+    rest = b.let(b.fma(y, low, b.fma(y, high, -z)), "rest")
+    return z, b.let(exp_of_sum(b, z, rest), "result")
 
 
 def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:

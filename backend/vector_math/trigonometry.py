@@ -24,6 +24,41 @@ _ASIN = {
          0.017359699724441763, 0.013885277355233849, 0.012168981705047146, 0.006528796930095426, 0.019526441096043522,
          -0.016221994703234138, 0.031911100966277514),
 }  # fmt: skip
+# float64: (atan(x) / x - 1) / x^2 in x^2 to 0.1, (asin(x) / x - 1) / x^2 to 0.069
+_ATAN_OF_PIECE = (-0.33333333333316634, 0.19999999975806126, -0.14285702901886096, 0.1110877156397284,
+                  -0.08872105565917601)  # fmt: skip
+_ASIN_OF_PIECE = (0.16666666666666774, 0.0749999999968066, 0.04464286021882518, 0.030380652214245147,
+                  0.0226182720751834)  # fmt: skip
+_TANGENTS = (2.414213568955847, 3.434057836045184, 4.807987251401025, 6.860057114175755,
+             9.604121968698905, 2.0**100, 0.0, 0.10934861936618684, 0.15610118724222527,
+             0.21854631352898354, 0.3113914956583984, 0.43606951311975467, 0.6180339904311319,
+             0.8672954028277855, 1.2198039040509525, 1.7231796815333347)  # fmt: skip
+_ANGLES = (1.1780972460601942, 1.287431718501165, 1.3657326569638513, 1.426044491196911,
+           1.4670482136734138, 1.5707963267948966, 0.0, 0.10891588813964395, 0.15485147240843808,
+           0.2151633065821471, 0.3018746669517297, 0.41120914018386223, 0.5535743601135998,
+           0.7144496367418204, 0.8840959438579343, 1.0449712213281397)  # fmt: skip
+_FIRST_TANGENT, _LAST_TANGENT, _STEEPEST = 2.0**-4, 12.0, 2.0**60
+"""Angles in the middle of half an octave of tangents each, from 3/32 to 12, or 0 below and pi/2 above that, chosen so
+that they are hardly rounded: from tangents of 2 to the last, then from 0 to 2, as the bits of tangents count half
+octaves. A reciprocal of `_STEEPEST` or above does not matter."""
+_SINES = (0.7071068291344235, 0.7749184594597613, 0.8353828727297808, 0.8881415224909204,
+          0.9325275381037185, 0.9674288647192195, 0.9910005695928251, 1.0, 0.0, 0.0, 0.1338577168919473,
+          0.2531431289890626, 0.36109894886627114, 0.45957009007513017, 0.5496685925380924,
+          0.6320613061533)  # fmt: skip
+_COSINES = (0.7071067332386684, 0.6320612163299614, 0.5496684964137373, 0.45957005562537456,
+            0.3610988655177662, 0.25314302618891554, 0.13385765225304155, 0.0, 0.0, 1.0,
+            0.9910005608618369, 0.9674288378199333, 0.9325275058290099, 0.8881415046648461,
+            0.835382809481493, 0.7749183861954653)  # fmt: skip
+_ARCS = (0.7853982312059871, 0.8865860774490175, 0.9888289690825365, 1.0932852833836182,
+         1.2013503285443048, 1.3148686009650647, 1.4365356759227592, 1.5707963267948966, 0.0, 0.0,
+         0.1342607160980394, 0.25592783209102815, 0.3694460876297286, 0.47751108219986677,
+         0.5819674727785914, 0.6842103652591625)  # fmt: skip
+_COMPLEMENTS = (0.7853980955889096, 0.6842102493458792, 0.5819673577123602, 0.4775110434112784,
+                0.3694459982505918, 0.25592772582983186, 0.1342606508721374, 0.0, 0.0,
+                1.5707963267948966, 1.4365356106968572, 1.3148684947038685, 1.201350239165168,
+                1.0932852445950298, 0.9888288540163053, 0.8865859615357342)  # fmt: skip
+"""Angles whose sines less their cosines are about n/7, chosen so that they are hardly rounded, and pi/2 minus them:
+for n from 0 to 7, none, and for n from -7 to -1."""
 _SIN = {
     32: (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226),
     64: (-0.1666666666666663, 0.008333333333322118, -0.00019841269829589558, 2.7557313621376087e-06,
@@ -120,11 +155,18 @@ def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimEx
 
 
 def asin(b: Builder, x: PrimExpr) -> PrimExpr:
+    if b.has_wide_lookup():
+        index, arc = _arc_by_pieces(b, b.magnitude(x))
+        return b.with_sign_of(b.lookup_float(index, _ARCS) + arc, x)
     arc, is_near = _arc(b, x)
     return b.with_sign_of(Select(is_near, arc, b.fma(arc, -2.0, math.pi / 2)), x)
 
 
 def acos(b: Builder, x: PrimExpr) -> PrimExpr:
+    if b.has_wide_lookup():
+        index, arc = _arc_by_pieces(b, b.magnitude(x))
+        arc = b.let(b.lookup_float(index, _COMPLEMENTS) - arc, "arc")
+        return Select(x < b.const(0.0), b.const(math.pi) - arc, arc)
     arc, is_near = _arc(b, x)
     inner = b.const(math.pi / 2) - b.with_sign_of(arc, x)
     outer = Select(x < b.const(0.0), b.fma(arc, -2.0, math.pi), arc * b.const(2.0))
@@ -140,12 +182,31 @@ def _arc(b: Builder, x: PrimExpr) -> tuple[Var, Var]:
     return b.let(b.odd(arc, _ASIN[b.of.bits]), "value"), is_near
 
 
+def _arc_by_pieces(b: Builder, sine: Var) -> tuple[PrimExpr, PrimExpr]:
+    """(i, asin(sine) - angle i of `_ARCS`) for 0 <= sine <= 1, by the sine of that difference; NaN for larger ones."""
+    cosine = b.let(b.root(b.let(b.fma(-sine, sine, 1.0), "square")), "cosine")
+    index = b.let(b.bits(b.fma(sine - cosine, 7.0, b.format.magic)), "index")
+    part = cosine * b.lookup_float(index, _SINES)
+    return index, b.odd(b.let(b.fma(sine, b.lookup_float(index, _COSINES), -part), "part"), _ASIN_OF_PIECE)
+
+
 def atan(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
+    if b.has_wide_lookup():
+        return b.with_sign_of(_angle_by_pieces(b, b.let(Min(size, b.const(_STEEPEST)), "size")), x)
     steep = b.let(size > b.const(1.0), "steep")
     t = b.let(Select(steep, b.const(1.0) / size, size), "t")
     angle = b.let(b.odd(t, _ATAN[b.of.bits]), "angle")
     return b.with_sign_of(Select(steep, b.const(math.pi / 2) - angle, angle), x)
+
+
+def _angle_by_pieces(b: Builder, tangent: Var) -> PrimExpr:
+    """atan(tangent) up to `_STEEPEST`, by the tangent of its difference from an angle of `_ANGLES`."""
+    bits = b.bits(b.clamp(tangent, _FIRST_TANGENT, _LAST_TANGENT))
+    index = b.let(Call(b.words, "shift_right", (bits, b.word(b.format.mantissa - 1))), "index")
+    middle = b.let(b.lookup_float(index, _TANGENTS), "middle")
+    t = b.let((tangent - middle) / b.fma(tangent, middle, 1.0), "t")
+    return b.lookup_float(index, _ANGLES) + b.odd(t, _ATAN_OF_PIECE)
 
 
 def atan2(b: Builder, y: PrimExpr, x: PrimExpr) -> PrimExpr:

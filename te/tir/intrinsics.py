@@ -97,6 +97,7 @@ intrinsic("log1p_fraction", 1, np.log1p,
           doc="log(1 + x) for 0 <= x <= 1 or NaN, cheaper than \"log1p\"; any value for other x")  # fmt: skip
 intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) for positive normal x, to 3 ulp; any value for other x")
 intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x to 14 bits; 0 for infinity")
+intrinsic("rsqrt_estimate", 1, _rsqrt, doc="1 / sqrt(x) to 14 bits, of float64; NaN for negative x")
 intrinsic("fast_gelu", 1, np.vectorize(lambda x: max(x, -100) * erfc(-x * sqrt(0.5)) / 2, otypes=[float]),
           doc="x Phi(x), Phi the normal distribution, to 13 bits, 10 near -1e-7; 0 below that")  # fmt: skip
 intrinsic("fraction", 1, lambda x: np.where(np.isinf(x), 0, x - np.floor(x)), doc="x - floor(x); 0 for infinities")
@@ -126,7 +127,7 @@ intrinsic("dot4", 2, _dot4,
 intrinsic("dot8", 4, _dot8,
           doc="(x, y, z, w): dot4(x, y) + dot4(z, w), whose halves add up to 16-bit sums")  # fmt: skip
 intrinsic("lookup", None, _lookup,
-          doc="(x, 4 or 8 constants), int32 or int64 lanes: the constant at index x modulo their number")  # fmt: skip
+          doc="(x, 4 or 8 int32, or 8 or 16 int64 constants): the constant at index x modulo their number")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the bits as another type of equal width")

@@ -210,22 +210,29 @@ def test_logarithms_on_the_fast_path(op):
     check(op, run(op, 8, x), (x,), STATED[op, "float32"] + 0.1)
 
 
-@pytest.mark.parametrize("op", ["log", "log1p", "log1p_fraction", "erf", "exp_nonpositive"])
+@pytest.mark.parametrize(
+    "op",
+    ["log", "log1p", "log1p_fraction", "erf", "exp_nonpositive", "atan", "asin", "acos", "asinh", "acosh"],
+)
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_float64_by_intervals(op, target):
-    """Vectors of positive values, close to 1, around the ends of intervals, and of both signs for erf."""
+    """Vectors of positive values, close to 1, around the ends of intervals, and of both signs for odd functions."""
     if "avx512" in target and "avx512f" not in Target("llvm").features:
         pytest.skip("this processor does not have AVX-512")
     if np.finfo(np.longdouble).nmant <= 52:
         pytest.skip("needs a float type wider than float64 as reference")
     random = np.random.default_rng(11)
+    n = np.arange(16)
     ends = np.concatenate([
-        0.72 + np.arange(6) / 16, 1.065 + np.arange(4) / 8, np.arange(9) * 0.75, np.arange(1, 15, 2) / 14,
-        np.arange(1, 128, 2) * math.log(2) / 16,
+        0.734628 + n[:9] / 32, 1.031756 + n[:8] / 16, (n + 0.5) * 0.3827742375433445, (n + 0.5) / 15,
+        np.arange(1, 128, 2) * math.log(2) / 32, 2.0 ** np.arange(-4, 5), 1.5 * 2.0 ** np.arange(-4, 5),
+        np.sin(np.arcsin((n[:14] - 6.5) / 7 / math.sqrt(2)) + math.pi / 4),
     ])  # fmt: skip
     near = (ends[:, None] * (1 + np.arange(-64, 64) * 2.0**-50)).ravel()
     x = np.concatenate([1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(1e-3, 8, COUNT), near[near > 0]])
-    x = np.concatenate([x, -x]) if op == "erf" else np.concatenate([x, x[x > 1.01] - 1]) if op == "log1p" else x
+    x = np.concatenate([x, x[x > 1.01] - 1]) if op == "log1p" else x
+    x = x[x <= 1] if op in ("asin", "acos") else x[x >= 1] if op == "acosh" else x
+    x = np.concatenate([x, -x]) if op in ("erf", "atan", "asin", "acos", "asinh") else x
     x = -x if op == "exp_nonpositive" else within_domain(op, x)
     x = x[: len(x) // 16 * 16]
     check(op, run(op, 16, x, target=target), (x,), STATED[op, "float64"])

@@ -58,6 +58,7 @@ from relayc.backend.llvm.codegen.math import (
     emit_llvm_math,
     emit_round_to_int32,
     emit_rsqrt,
+    emit_rsqrt_estimate,
     emit_scale_by_power,
 )
 from relayc.backend.llvm.codegen.pointers import (
@@ -126,6 +127,7 @@ INTRINSICS: Mapping[str, Callable[[Emitter, Any], str]] = {
     "reinterpret": emit_reinterpret,
     "round_to_int32": emit_round_to_int32,
     "rsqrt": emit_rsqrt,
+    "rsqrt_estimate": emit_rsqrt_estimate,
     "scale_by_power": emit_scale_by_power,
     "shift_right": emit_shift_right,
     "store_at": emit_store_at,

@@ -1,4 +1,4 @@
-"""Table lookups in registers: each lane selects from 4 or 8 words, from 16 floats, or from 256 bytes."""
+"""Table lookups in registers: each lane selects from 4 to 16 words, from 16 floats, or from 256 bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available
 from relayc.backend.llvm.codegen.memory import load_elements
-from relayc.backend.llvm.codegen.permutes import PERMUTE, PERMUTE_WITHIN_128
+from relayc.backend.llvm.codegen.permutes import PERMUTE, PERMUTE_TWO, PERMUTE_WITHIN_128
 from relayc.backend.llvm.codegen.vectors import concatenate, extend, extract_part, legalize, shuffle
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
@@ -23,24 +23,32 @@ _FLOATS = 16
 
 
 def emit_lookup(e: Emitter, call: Call) -> str:
-    """Look up one of 4 or 8 constant words: permute a vector of them by the indices."""
+    """Look up one of 4 or 8 constant words, or of 16 words of 64 bits: permute vectors of them by the indices."""
     index, *constants = call.args
     table, lanes = [as_int(c) for c in constants], call.dtype.lanes
     element = f"i{call.dtype.bits}"
-    rows = available(PERMUTE_WITHIN_128 if len(table) == 4 else PERMUTE[element], e.machine)
+    rows = available(_permutations(len(table), element), e.machine)
     if not rows or lanes % min(rows):
         raise CompileError(f"no instruction looks up {lanes} words at once on this processor: {call}")
 
     def pick(width: int, at: str) -> str:
         row, of = rows[width], f"<{width} x {element}>"
-        words = ", ".join([f"{element} {word}" for word in table * (width // len(table))])
-        kind, _ = row.intrinsics[0].operands
+        kind = row.intrinsics[0].operands[0]
+        words = [f"{element} {word}" for word in table * max(width // len(table), 1)]
+        registers = [f"<{', '.join(words[i : i + width])}>" for i in range(0, len(words), width)]
         if kind == of:
-            return row.emit(e.text, row, f"<{words}>", at)
-        floats = e.text.pure(f"bitcast {of} <{words}> to {kind}")
-        return e.text.pure(f"bitcast {kind} {row.emit(e.text, row, floats, at)} to {of}")
+            return row.emit(e.text, row, *registers, at)
+        floats = [e.text.pure(f"bitcast {of} {register} to {kind}") for register in registers]
+        return e.text.pure(f"bitcast {kind} {row.emit(e.text, row, *floats, at)} to {of}")
 
     return legalize(e.text, lanes, rows, [e.value(index)], pick, element)
+
+
+def _permutations(words: int, element: str) -> tuple[Instruction, ...]:
+    """The permutations that look up in a table of `words`, each of LLVM's type `element`."""
+    if words == 16:
+        return PERMUTE_TWO if element == "i64" else ()
+    return PERMUTE_WITHIN_128 if words == 4 else PERMUTE[element]
 
 
 def look_up_bytes(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:

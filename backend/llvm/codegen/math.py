@@ -32,6 +32,7 @@ __all__ = [
     "emit_llvm_math",
     "emit_round_to_int32",
     "emit_rsqrt",
+    "emit_rsqrt_estimate",
     "emit_scale_by_power",
 ]  # fmt: skip
 
@@ -106,8 +107,13 @@ def emit_fast_reciprocal(e: Emitter, call: Call) -> str:
 
 
 def emit_fraction(e: Emitter, call: Call) -> str:
-    """The fraction of a float, and `emit_scale_by_power`: only where the processor has an instruction."""
+    """The fraction of a float; this and the next two functions only where the processor has an instruction."""
     return _required(e, _FRACTION, call)
+
+
+def emit_rsqrt_estimate(e: Emitter, call: Call) -> str:
+    """An estimate of the reciprocal square root of float64."""
+    return _required(e, _RSQRT, call)
 
 
 def emit_scale_by_power(e: Emitter, call: Call) -> str:
@@ -123,12 +129,12 @@ def _required(e: Emitter, rows: tuple[Instruction, ...], call: Call) -> str:
 
 
 def _by_registers(e: Emitter, rows: tuple[Instruction, ...], of: DType, values: Sequence[str]) -> str | None:
-    """An operator of float32, by an instruction for each register; None where there is none or registers are not
-    full."""
+    """An operator of one type of floats, by an instruction for each register; None where there is none or registers
+    are not full."""
     found = available(rows, e.machine)
-    if not found or of.element != "float32" or of.lanes % min(found):
+    if not found or of.element != rows[0].element or of.lanes % min(found):
         return None
-    return legalized(e.text, found, of.lanes, values, "float")
+    return legalized(e.text, found, of.lanes, values, register_type(of.element))
 
 
 def emit_fma(e: Emitter, call: Call) -> str:
@@ -210,5 +216,9 @@ _FLOOR_NO_EXCEPTIONS, _ROUNDING = "i32 9", "i32 4"
 _RECIPROCAL = _avx512("fast_reciprocal", "avx512f", "rcp14", 1, *_ALL_LANES)
 _FRACTION = _avx512("fraction", "avx512dq", "mask.reduce", 1, _FLOOR_NO_EXCEPTIONS, *_ALL_LANES, _ROUNDING)
 _SCALE = _avx512("scale_by_power", "avx512dq", "mask.scalef", 2, *_ALL_LANES, _ROUNDING)
-INSTRUCTIONS = (*_RECIPROCAL, *_FRACTION, *_SCALE)
-"""Functions of float32 for which processors have instructions that LLVM does not select."""
+_RSQRT_OF_8 = LLVMIntrinsic(
+    "x86.avx512.rsqrt14.pd.512", "<8 x double>", ("<8 x double>",), ("<8 x double> zeroinitializer", "i8 -1")
+)
+_RSQRT = (Instruction("rsqrt_estimate", "float64", 8, frozenset({"avx512f"}), _call, (_RSQRT_OF_8,)),)
+INSTRUCTIONS = (*_RECIPROCAL, *_FRACTION, *_SCALE, *_RSQRT)
+"""Functions for which processors have instructions that LLVM does not select."""
