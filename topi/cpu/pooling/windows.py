@@ -1,6 +1,6 @@
 """Windows over NHWC images on CPUs: vectors of channels, in tiles of adjacent output columns.
 
-Padding is never materialised: the lines and columns that touch it run copies of the code with bounds checks.
+Padding is never materialised: the lines and columns that touch it run a copy of the code with bounds checks.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def tile_windows(
     `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
     has the loops over lines. Of an image that is one column, as some exporters write signals, the lines are the columns
-    of a tile. Where the width is dynamic all tiles at a border share one copy of the code, with all tests. Images that
-    are `narrow` have many borders, whose tests stay in the loops: copies without some of them would not pay.
+    of a tile. Tiles at a border share one copy of the code, with all tests, but where lines have two tiles at most.
+    Images that are `narrow` have many borders, whose tests stay in the loops: copies without some would not pay.
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
@@ -84,22 +84,20 @@ def tile_windows(
         block, channel_outer = s[out].split(channel_outer, factor=part)
         line_axes.insert(0, block)
     s[out].reorder(*line_axes, x_outer, channel_outer, *inner)
+    few_have_borders = is_open or width > 2 * columns
     if alone:
         lines = s[out].fuse(*line_axes)
         parallel(s, out, lines, work, lanes)
-        if not (narrow or is_open):
+        if not (narrow or few_have_borders):
             s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
-    if is_open and not narrow:
+    if not few_have_borders:
+        s[out].unroll(x_outer)
+    elif not narrow:
         s[out].pragma(x_outer, "loop_versions")
-    elif width > 2 * columns:
-        if not narrow:
-            s[out].pragma(x_outer, "loop_partition_hint")
         if rows > 1 and width % columns:
             s[out].pragma(x_outer, "last_apart")
-    else:  # every tile has a border
-        s[out].unroll(x_outer)
     s[out].unroll(x_inner)
     s[out].vectorize(channel_inner)
 
