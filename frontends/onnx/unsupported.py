@@ -16,6 +16,17 @@ from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 __all__ = ["list_unsupported"]
 
 
+_REMEDY = "export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
+
+_SAVED = ("com.microsoft.nchwc::", "com.ms.internal.nhwc::")
+"""Domains of operators that onnxruntime's layout optimizations put in the place of others, for one processor."""
+
+_SAVED_REMEDY = (
+    "take the original model: onnxruntime optimized this one for one processor's layouts before it saved it; with "
+    "graph_optimization_level = ORT_ENABLE_EXTENDED it saves models without them"
+)
+
+
 def list_unsupported(model: Model) -> None:
     """Raise one error that lists all operators without a converter in the model, its functions and subgraphs."""
     missing: dict[str, list[str]] = {}
@@ -38,9 +49,8 @@ def list_unsupported(model: Model) -> None:
     for problem, places in sorted(missing.items()):
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         lines.append(f"  {problem}: {', '.join(places[:3])}{more}")
-    lines.append(
-        "  to do: export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
-    )
+    saved = any(name.startswith(_SAVED) for name in operators)
+    lines.append(f"  to do: {_SAVED_REMEDY if saved else _REMEDY}")
     raise UnsupportedOperatorError("\n".join(lines), tuple(operators))
 
 

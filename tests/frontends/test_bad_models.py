@@ -196,6 +196,17 @@ def test_an_operator_of_another_domain_is_not_taken_for_onnx_s() -> None:
     rejected(model([node], domains={"com.example": 1}), "com.example::Relu", error=UnsupportedOperatorError)
 
 
+def test_models_that_onnxruntime_saved_with_layouts_of_a_processor() -> None:
+    node = helper.make_node("Conv", ["x", "x"], ["y"], name="c", domain="com.microsoft.nchwc")
+    rejected(
+        model([node], domains={"com.microsoft.nchwc": 1}),
+        "com.microsoft.nchwc::Conv at opset 1: node 'c'",
+        "take the original model",
+        "ORT_ENABLE_EXTENDED",
+        error=UnsupportedOperatorError,
+    )
+
+
 # nodes ----------------------------------------------------------------------------------------------------------------
 
 
