@@ -2,7 +2,8 @@
 
 `bind` evaluates the sizes of grids, blocks and workspaces for the arrays passed, and lays out the arguments of every
 kernel as the driver expects them: a slot of 8 bytes for each value and a table of their addresses. A call passes the
-address of that table.
+address of that table. `bind_words` does the same once for all sizes: the table has the addresses of words that hold
+the buffers' addresses, so that a call sets the sizes only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from relayc.backend.runtime.device import Device
 from relayc.backend.runtime.dtype import nbytes
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.ndarray import NDArray
-from relayc.backend.runtime.packed_func import PackedFunc, foreign_array
-from relayc.backend.runtime.sizes import evaluate
+from relayc.backend.runtime.packed_func import BufferWord, PackedFunc, foreign_array
+from relayc.backend.runtime.sizes import Size, SizeValues, evaluate, substitute
 
 __all__ = ["CUDAFunc", "KernelSource"]
 
@@ -35,6 +36,8 @@ _SCALAR_TYPES: dict[str, Any] = {
     "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64, "handle": np.uint64, "float16": np.float16,
     "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64,
 }  # fmt: skip
+_SIZE_TYPES = frozenset({"int32", "int64"})
+_MOST_IN_32_BITS = (1 << 31) - 1
 
 
 class KernelSource(Protocol):
@@ -75,15 +78,49 @@ class CUDAFunc(PackedFunc):
             if isinstance(value, NDArray):
                 self._check_size(param, value, variables)
         gpu = self._source.api.gpu(where)
-        launches: list[_Launch] = []
+        launches: list[_BoundLaunch] = []
         for kernel, known in _launch_order(function.kernels, variables):
             grid = [evaluate(extent, known) for extent in kernel.grid]
             if min(grid) > 0:  # an empty grid is skipped; the driver would reject it
-                launches.append(_Launch(self._source, gpu, kernel, grid, values, known))
+                launches.append(_BoundLaunch(self._source, gpu, kernel, grid, values, known))
         scratch = [evaluate(size, variables) for size in function.workspaces]
         if not scratch and len(launches) == 1:
             return launches[0]
-        return _Sequence(self._source.api, where, launches, scratch)
+        return _Sequence(self._source.api, where, launches, lambda: scratch)
+
+    def bind_words(
+        self, args: Sequence[BufferWord | Size], sizes: SizeValues, where: Device
+    ) -> Callable[[], None] | None:
+        function = self._function
+        numbers = [param.dtype for param in function.params if param.shape is None]
+        if len(args) != len(function.params) or not set(numbers) <= _SIZE_TYPES:
+            return None
+        if any(kernel.step is not None for kernel in function.kernels):
+            return None
+        known: dict[str, Size] = {}
+        foreign: list[tuple[Param, int]] = []
+        for param, arg in zip(function.params, args, strict=True):
+            if not isinstance(arg, BufferWord):
+                known.setdefault(param.name, arg)
+                continue
+            for extent, actual in zip(param.shape or (), arg.shape, strict=False):
+                if isinstance(extent, str):
+                    known.setdefault(extent, actual)
+            if arg.is_foreign and param.align > 1:
+                foreign.append((param, arg.at))
+        gpu = self._source.api.gpu(where)
+        launches = [_SizedLaunch(self._source, gpu, kernel, function.params, args, known, sizes)
+                    for kernel in function.kernels]  # fmt: skip
+        scratch = [sizes.number(substitute(size, known)) for size in function.workspaces]
+        if not scratch and not foreign and len(launches) == 1:
+            return launches[0]
+
+        def check() -> list[int]:
+            for param, at in foreign:
+                self._check_alignment(param, ctypes.c_uint64.from_address(at).value)
+            return [sizes.values[number] for number in scratch]
+
+        return _Sequence(self._source.api, where, launches, check)
 
     def _buffer(self, position: int, value: Any) -> NDArray:
         param = self._function.params[position]
@@ -93,17 +130,21 @@ class CUDAFunc(PackedFunc):
                 f"{self.name}: argument {param.name!r} has dtype {array.dtype}, strides {array.strides}; expected "
                 f"{param.dtype}, contiguous"
             )
-        if array.nbytes and array.handle % param.align:
-            raise ArgumentError(
-                f"{self.name}: argument {param.name!r} lies at address {array.handle:#x}; expected a multiple of "
-                f"{param.align}: copy it with nd.array"
-            )
+        if array.nbytes:
+            self._check_alignment(param, array.handle)
         assert param.shape is not None
         if len(array.shape) != len(param.shape) and any(isinstance(extent, str) for extent in param.shape):
             raise ArgumentError(
                 f"{self.name}: argument {param.name!r} has {len(array.shape)} dimensions; expected {len(param.shape)}"
             )
         return array
+
+    def _check_alignment(self, param: Param, address: int) -> None:
+        if address % param.align:
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} lies at address {address:#x}; expected a multiple of "
+                f"{param.align}: copy it with nd.array"
+            )
 
     def _scalar(self, param: Param, value: Any) -> Any:
         if not isinstance(value, _NUMBERS):
@@ -161,9 +202,52 @@ def _launch_order(
 
 
 class _Launch:
-    """One kernel with its arguments laid out; calling it launches it on the thread's current stream."""
+    """A kernel and the table of its arguments, which are 8 bytes each in `slots` or in words elsewhere."""
 
-    __slots__ = ("_call", "_gpu", "_keep", "_name", "_shape", "_slots", "_streams", "_table", "workspaces")
+    __slots__ = ("_addresses", "_call", "_gpu", "_name", "_source", "_streams", "_table", "slots", "workspaces")
+
+    def __init__(self, source: KernelSource, gpu: Gpu, kernel: Kernel) -> None:
+        count = max(len(kernel.arguments), 1)
+        self.slots = (ctypes.c_int64 * count)()
+        start = ctypes.addressof(self.slots)
+        self._addresses = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+        self._table = ctypes.addressof(self._addresses)
+        self.workspaces = [(slot, argument.index) for slot, argument in enumerate(kernel.arguments)
+                           if argument.kind == "workspace"]  # fmt: skip
+        self._name, self._source, self._gpu = kernel.name, source, gpu
+        self._streams = source.api.stream_of
+        self._call = bindings().cuLaunchKernel
+
+    def place(self, workspaces: Sequence[int]) -> None:
+        """Set the addresses of the workspaces."""
+        for slot, number in self.workspaces:
+            self.slots[slot] = workspaces[number]
+
+    def _submit(self, shape: Sequence[int]) -> None:
+        """Launch the kernel with the driver's handle, grid, block and dynamic shared memory of `shape` on the thread's
+        current stream."""
+        result = self._call(*shape, self._streams(self._gpu), self._table, 0)[0]
+        if result:
+            self._retry(shape, result)
+
+    def _retry(self, shape: Sequence[int], result: Any) -> None:
+        """Retry after a failure, which may be that this thread has another current context, or none."""
+        if result in WRONG_CONTEXT:
+            self._gpu.activate()
+            result = self._call(*shape, self._streams(self._gpu), self._table, 0)[0]
+        if result:
+            _, *sizes, shared = shape
+            raise driver_error(
+                f"launch of kernel {self._name!r} on cuda:{self._gpu.index} with grid {tuple(sizes[:3])}, block "
+                f"{tuple(sizes[3:])}, {shared} bytes of dynamic shared memory",
+                result,
+            )
+
+
+class _BoundLaunch(_Launch):
+    """A launch of a kernel with given arguments."""
+
+    __slots__ = ("_keep", "_shape")
 
     def __init__(
         self,
@@ -174,60 +258,77 @@ class _Launch:
         values: Sequence[Any],
         variables: Mapping[str, int],
     ) -> None:
+        super().__init__(source, gpu, kernel)
         block = [evaluate(extent, variables) for extent in kernel.block]
         shared = evaluate(kernel.dynamic_shared, variables)
-        count = max(len(kernel.arguments), 1)
-        self._slots = (ctypes.c_uint64 * count)()
-        start = ctypes.addressof(self._slots)
-        addresses = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
-        self._table = ctypes.addressof(addresses)
-        self.workspaces: list[tuple[int, int]] = []  # (slot, number of the workspace)
         for slot, argument in enumerate(kernel.arguments):
-            if argument.kind == "workspace":
-                self.workspaces.append((slot, argument.index))
-            elif argument.kind == "size":
+            if argument.kind == "size":
                 size = evaluate(argument.size, variables)
-                self._slots[slot] = _bits(_as_scalar(argument.dtype, size, f"{kernel.name}: a size"))
-            else:
+                self.slots[slot] = _bits(_as_scalar(argument.dtype, size, f"{kernel.name}: a size"))
+            elif argument.kind == "param":
                 value = values[argument.index]
-                self._slots[slot] = value.handle if isinstance(value, NDArray) else _bits(value)
-        self._name = kernel.name
+                self.slots[slot] = value.handle if isinstance(value, NDArray) else _bits(value)
         self._shape = (source.kernel(gpu, kernel.name, shared), *grid, *block, shared)
-        self._gpu = gpu
-        self._streams = source.api.stream_of
-        self._call = bindings().cuLaunchKernel
-        self._keep = (addresses, source, values)
-
-    def place(self, workspaces: Sequence[int]) -> None:
-        """Set the addresses of the workspaces."""
-        for slot, number in self.workspaces:
-            self._slots[slot] = workspaces[number]
+        self._keep = values
 
     def __call__(self) -> None:
-        result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
-        if result:
-            self._retry(result)
+        self._submit(self._shape)
 
-    def _retry(self, result: Any) -> None:
-        """Retry after a failure, which may be that this thread has another current context, or none."""
-        if result in WRONG_CONTEXT:
-            self._gpu.activate()
-            result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
-        if result:
-            _, *sizes, shared = self._shape
-            raise driver_error(
-                f"launch of kernel {self._name!r} on cuda:{self._gpu.index} with grid {tuple(sizes[:3])}, block "
-                f"{tuple(sizes[3:])}, {shared} bytes of dynamic shared memory",
-                result,
-            )
+
+class _SizedLaunch(_Launch):
+    """Launches of a kernel on buffers whose addresses are in words, with the sizes of the moment."""
+
+    __slots__ = ("_handle", "_numbers", "_shared", "_sizes", "_slot_sizes")
+
+    def __init__(
+        self,
+        source: KernelSource,
+        gpu: Gpu,
+        kernel: Kernel,
+        params: Sequence[Param],
+        args: Sequence[BufferWord | Size],
+        known: Mapping[str, Size],
+        sizes: SizeValues,
+    ) -> None:
+        super().__init__(source, gpu, kernel)
+        self._slot_sizes: list[tuple[int, int, str]] = []  # (slot, number of the size, dtype)
+        for slot, argument in enumerate(kernel.arguments):
+            arg = args[argument.index] if argument.kind == "param" else substitute(argument.size, known)
+            if isinstance(arg, BufferWord):
+                self._addresses[slot] = arg.at
+            elif argument.kind != "workspace":
+                dtype = params[argument.index].dtype if argument.kind == "param" else argument.dtype
+                self._slot_sizes.append((slot, sizes.number(arg), dtype))
+        launched = (*kernel.grid, *kernel.block, kernel.dynamic_shared)
+        self._numbers = [sizes.number(substitute(size, known)) for size in launched]
+        self._sizes = sizes
+        self._handle, self._shared = 0, -1
+
+    def __call__(self) -> None:
+        values = self._sizes.values
+        shape = [values[number] for number in self._numbers]
+        if min(shape[:3]) <= 0:
+            return
+        for slot, number, dtype in self._slot_sizes:
+            value = values[number]
+            if not -_MOST_IN_32_BITS <= value <= _MOST_IN_32_BITS:
+                _as_scalar(dtype, value, f"{self._name}: a size")
+            self.slots[slot] = value
+        if shape[-1] != self._shared:
+            self._handle, self._shared = self._source.kernel(self._gpu, self._name, shape[-1]), shape[-1]
+        self._submit((self._handle, *shape))
 
 
 class _Sequence:
-    """Several kernels and their workspaces, which are reserved only while a call queues its work."""
+    """Several kernels and their workspaces, which are reserved only while a call queues its work.
+
+    `workspaces` gives their bytes when a call begins, and raises what keeps it from being made.
+    """
 
     def __init__(
-        self, api: CUDADeviceAPI, where: Device, launches: Sequence[_Launch], workspaces: Sequence[int]
-    ) -> None:
+        self, api: CUDADeviceAPI, where: Device, launches: Sequence[_BoundLaunch | _SizedLaunch],
+        workspaces: Callable[[], Sequence[int]],
+    ) -> None:  # fmt: skip
         self._api = api
         self._where = where
         self._launches = launches
@@ -236,7 +337,7 @@ class _Sequence:
     def __call__(self) -> None:
         taken: list[int] = []
         try:
-            for size in self._workspaces:
+            for size in self._workspaces():
                 taken.append(self._api.alloc_workspace(self._where, size))
             for launch in self._launches:
                 launch.place(taken)

@@ -37,11 +37,11 @@ from relayc.backend.runtime.layouts import bind_sizes, owner_of, shapes_of, tens
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.native_plan import NativePlan
 from relayc.backend.runtime.ndarray import C_TYPES, NDArray, array, empty, wrap_numpy
-from relayc.backend.runtime.packed_func import KernelFunc, PackedFunc, takes_pointers
+from relayc.backend.runtime.packed_func import BufferWord, KernelFunc, PackedFunc, takes_pointers
 from relayc.backend.runtime.plan_frame import Piece, PlanFrame, TurnsFrame
 from relayc.backend.runtime.runners import OutputBuffer, Recordings
 from relayc.backend.runtime.sequences import ArraySequence, Value, run_sequence_action
-from relayc.backend.runtime.sizes import MAX_ELEMENTS, evaluate, variables
+from relayc.backend.runtime.sizes import MAX_ELEMENTS, SizeValues, evaluate, variables
 from relayc.backend.runtime.strings import StringTable
 from relayc.backend.runtime.turning_loop import TurningLoop
 
@@ -49,6 +49,7 @@ __all__ = ["DynamicRunner"]
 
 _MAX_RECORDINGS = 16  # by sizes and addresses
 _NOTHING = ArraySequence()
+_WORD = 8  # bytes of an address
 
 class _Result(NamedTuple):
     """A tensor that holds a result of an instruction: its number, type, shape if it is static, and that of its views,
@@ -106,6 +107,9 @@ class DynamicRunner:
         """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
+        self._calls: dict[int, list[Callable[[], object] | None]] = {}
+        """what queues the nodes of a step; None for those that are bound anew each time"""
+        self._size_values = SizeValues()
         self._static_shapes = [tensor.static_shape if tensor.is_static else None for tensor in graph.tensors]
         kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self._dropped_values = [i for step in graph.steps for i in results_of(step) if i not in kept]
@@ -504,8 +508,10 @@ class DynamicRunner:
         nodes = self._graph.nodes[step.first : step.last]
 
         def submit() -> None:
-            for node in nodes:
-                self._bind_node(node)()
+            calls = self._queued_calls(step)
+            self._size_values.evaluate(self.sizes)
+            for node, call in zip(nodes, calls, strict=True):
+                (self._bind_node(node) if call is None else call)()
 
         if record is not None:
             self._time_nodes(nodes, record)
@@ -513,7 +519,8 @@ class DynamicRunner:
             key = step, self._addresses.tobytes(), self._size_table.tobytes()
             self._recordings.find(key, submit)()
         else:
-            submit()
+            for node in nodes:
+                self._bind_node(node)()
 
     def _time_nodes(self, nodes: Sequence[GraphNode], record: Record) -> None:
         api = self._device.api
@@ -522,6 +529,20 @@ class DynamicRunner:
             start = api.record_mark(self._device)
             call()
             record(node, api.seconds_between(self._device, start, api.record_mark(self._device)))
+
+    def _queued_calls(self, step: RunNodes) -> list[Callable[[], object] | None]:
+        """What queues each node of a step with the addresses in the table and the values of `_size_values`."""
+        calls = self._calls.get(id(step))
+        if calls is None:
+            calls = [self._queued_call(node) for node in self._graph.nodes[step.first : step.last]]
+            self._calls[id(step)] = calls
+        return calls
+
+    def _queued_call(self, node: GraphNode) -> Callable[[], object] | None:
+        words, tensors = self._tables[1], self._graph.tensors
+        buffers = [BufferWord(words + _WORD * i, tensors[i].shape, tensors[i].storage in ("input", "value"))
+                   for i in (*node.inputs, *node.outputs, *node.scratch)]  # fmt: skip
+        return self._function(node.func).bind_words([*buffers, *node.sizes], self._size_values, self._device)
 
     def _bind_node(self, node: GraphNode) -> Callable[[], object]:
         arrays = [self.array(i) for i in (*node.inputs, *node.outputs, *node.scratch)]

@@ -12,7 +12,7 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -26,14 +26,15 @@ from relayc.backend.runtime.context import (
     Context,
     current_context,
 )
-from relayc.backend.runtime.device import device_kind_of
+from relayc.backend.runtime.device import Device, device_kind_of
 from relayc.backend.runtime.dtype import from_dlpack_triple
 from relayc.backend.runtime.errors import ArgumentError, RelaycError
 from relayc.backend.runtime.fields import damaged
 from relayc.backend.runtime.ndarray import NDArray, array, from_dlpack
 from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.runtime.sizes import Size, SizeValues
 
-__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array",
+__all__ = ["BUFFER", "BufferWord", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array",
            "read_messages", "read_params", "takes_pointers"]  # fmt: skip
 
 BUFFER = "buffer"  # the kind of a kernel parameter that is a data pointer; a scalar's kind is its dtype
@@ -79,6 +80,17 @@ def read_messages(values: list[Any] | None, where: str) -> tuple[str, ...] | Non
     return None if values is None else tuple(values)
 
 
+class BufferWord(NamedTuple):
+    """A buffer whose address is read from the word of 8 bytes at `at` when a function is called.
+
+    `is_foreign`: it may be a user's, and less aligned than allocations are.
+    """
+
+    at: int
+    shape: tuple[Size, ...]
+    is_foreign: bool
+
+
 class PackedFunc(abc.ABC):
     """A function of a module. Call it with NDArrays (or any DLPack object), numbers, strings and None.
 
@@ -100,6 +112,16 @@ class PackedFunc(abc.ABC):
 
         Raises `ArgumentError` for arguments that can't be passed; the arrays live as long as the result.
         """
+
+    def bind_words(
+        self, args: Sequence[BufferWord | Size], sizes: SizeValues, where: Device
+    ) -> Callable[[], Any] | None:
+        """`bind` for calls that differ in addresses and sizes: buffers come by their words, other arguments, and the
+        shapes, are sizes, whose values `sizes` has when the result is called. It checks neither types nor extents.
+
+        None where only `bind` serves, which is the default.
+        """
+        return None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

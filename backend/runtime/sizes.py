@@ -15,8 +15,8 @@ from typing import Any
 from relayc.backend.runtime.fields import damaged
 
 __all__ = [
-    "MAX_ELEMENTS", "MAX_EXTENT", "Size", "evaluate", "extent", "is_static", "read_shape", "readable_shape",
-    "size_text", "variables",
+    "MAX_ELEMENTS", "MAX_EXTENT", "Size", "SizeValues", "evaluate", "extent", "is_static", "read_shape",
+    "readable_shape", "size_text", "substitute", "variables",
 ]  # fmt: skip
 
 MAX_ELEMENTS = (1 << 31) - 1
@@ -72,6 +72,29 @@ def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
     if isinstance(size, str):
         return sizes[size]
     return _OPERATORS[size[0]](evaluate(size[1], sizes), evaluate(size[2], sizes))
+
+
+def substitute(size: Size, by_name: Mapping[str, Size]) -> Size:
+    """The size with sizes in place of its variables."""
+    if isinstance(size, tuple):
+        return size[0], substitute(size[1], by_name), substitute(size[2], by_name)
+    return by_name[size] if isinstance(size, str) else size
+
+
+class SizeValues:
+    """Sizes that are evaluated together, equal ones once: `values` by the number that `number` gives each."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Size, int] = {}
+        self.values: list[int] = []
+
+    def number(self, size: Size) -> int:
+        """The number of a size; its value is there from the next `evaluate` on."""
+        return self._numbers.setdefault(size, len(self._numbers))
+
+    def evaluate(self, sizes: Mapping[str, int]) -> None:
+        """Evaluate all sizes for these values of their variables."""
+        self.values[:] = [evaluate(size, sizes) for size in self._numbers]
 
 
 def variables(size: Size) -> Iterator[str]:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ import pytest
 
 from relayc import backend, te
 from relayc.backend.cuda.driver import bindings
+from relayc.backend.cuda.launch import CUDAFunc
 from relayc.backend.cuda.module import CUDAModule, load_from_bytes
 from relayc.backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
+from relayc.backend.runtime.packed_func import BufferWord
+from relayc.backend.runtime.sizes import SizeValues
 from relayc.backend.target import Target
 from tests.cuda_emulation import emulation
 
@@ -50,6 +54,54 @@ def test_kernels_run_in_order_with_workspaces_between(cuda_device, kernels):
     for _ in range(3):
         call()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
+
+
+def words_of(*buffers):
+    """The addresses of arrays in a table, and the words as arguments of `bind_words`."""
+    table = np.array([array.handle for array, _ in buffers], np.uint64)
+    return table, [BufferWord(int(table.ctypes.data) + 8 * i, shape, True) for i, (_, shape) in enumerate(buffers)]
+
+
+def test_a_call_bound_to_words_runs_on_the_arrays_and_sizes_of_the_moment(cuda_device, kernels):
+    """Grids, sizes, workspaces and shared memory are those of each call; 80 KiB require opting in."""
+    rows = nd.array(RNG.integers(0, 9, (3, 20 << 10)).astype("float32"), cuda_device)
+    totals = nd.empty((3,), "float32", cuda_device)
+    table, (a, b, c, x, y) = words_of(
+        *[(array, (("+", "half", "half"),)) for array in arrays(cuda_device, 1, 1, 1)],
+        (rows, ("count", "length")), (totals, ("count",)),
+    )  # fmt: skip
+    sizes = SizeValues()
+    calls = [kernels[name].bind_words(args, sizes, cuda_device)
+             for name, args in (("add", [a, b, c]), ("double_sum", [a, b, c]), ("sums", [x, y]))]  # fmt: skip
+    for n in (2, 64, 0, 1000, 130):
+        values = arrays(cuda_device, n, n, n)
+        table[:3] = [array.handle for array in values]
+        sizes.evaluate({"half": n // 2, "count": 3, "length": 20 * n})
+        for call, factor in zip(calls[:2], (1, 2), strict=True):
+            call()
+            assert np.allclose(values[2].numpy(), factor * (values[0].numpy() + values[1].numpy()))
+        calls[2]()
+        assert np.array_equal(totals.numpy(), rows.numpy().reshape(-1)[: 60 * n].reshape(3, -1).sum(1))
+
+
+def test_what_calls_bound_to_words_refuse(cuda_device, kernels):
+    """Sizes that exceed a kernel's integers and misaligned buffers; functions of other scalars than sizes are bound."""
+    array, aligned = arrays(cuda_device, 8)[0], replace(kernels["add"]._function.params[0], align=16)
+    table, words = words_of(*[(array, ("n",))] * 3)
+    sizes = SizeValues()
+    assert kernels["scale"].bind_words([*words[:2], "n"], sizes, cuda_device) is None
+    call = kernels["add"].bind_words(words, sizes, cuda_device)
+    sizes.evaluate({"n": 1 << 31})
+    with pytest.raises(ArgumentError, match="a size is 2147483648; expected int32"):
+        call()
+    function = kernels["add"]._function
+    strict = CUDAFunc(replace(function, params=(aligned, *function.params[1:])), kernels)
+    call = strict.bind_words(words, sizes, cuda_device)
+    sizes.evaluate({"n": 4})
+    call()
+    table[0] += 4
+    with pytest.raises(ArgumentError, match=r"argument .a. lies at address .* expected a multiple of 16"):
+        call()
 
 
 @pytest.mark.parametrize("n", [16, 12 << 10, 20 << 10])
