@@ -106,7 +106,8 @@ class Schedule:
     def recompute(self, tensor: Tensor, by: Tensor) -> None:
         """Compute `tensor` by the formula of `by`, an equivalent tensor of its shape and type.
 
-        `by` is made with `te.compute` from tensors of this schedule (`current`); operations in between become stages.
+        `by` is made with `te.compute` or `te.extern` from tensors of this schedule (`current`); operations in between
+        become stages.
         For example a convolution becomes a matrix product of views. Call it before scheduling the stage's loops.
         Raises ScheduleError when shapes, types or inputs don't fit.
         """

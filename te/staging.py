@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from relayc.te.bounds import loop_extents
 from relayc.te.errors import ScheduleError
 from relayc.te.ir.structural import structural_equal
-from relayc.te.operation import ComputeOp, Operation, PlaceholderOp
+from relayc.te.operation import ComputeOp, ExternOp, Operation, PlaceholderOp
 from relayc.te.rewrite import map_reads, replace_inputs
 from relayc.te.speculation import Speculation, check as check_speculation, move_with_exact
 from relayc.te.stage import Fuse, Split, Stage
@@ -171,9 +171,11 @@ def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
     """The implementation of `Schedule.recompute`."""
     stage = schedule[tensor]
     old, new = stage.op, by.op
-    if not isinstance(old, ComputeOp) or not isinstance(new, ComputeOp) or old.num_outputs != 1 or new.num_outputs != 1:
-        raise ScheduleError(f"recompute of {tensor.name} by {by.name}: expected computes of one result")
-    same = len(old.axis) == len(new.axis) and tensor.dtype == by.dtype
+    kinds = isinstance(old, ComputeOp) and isinstance(new, ComputeOp | ExternOp)
+    if not kinds or old.num_outputs != 1 or new.num_outputs != 1:
+        raise ScheduleError(f"recompute of {tensor.name} by {by.name}: expected a compute of one result, by another or "
+                            "by an extern")  # fmt: skip
+    same = tensor.ndim == by.ndim and tensor.dtype == by.dtype
     if not same or not all(_same_dim(a, b) for a, b in zip(old.output(0).shape, by.shape, strict=True)):
         raise ScheduleError(f"recompute of {tensor.name}, {tuple(tensor.shape)} of {tensor.dtype}, by {by.name}, "
                             f"{tuple(by.shape)} of {by.dtype}; expected the same")  # fmt: skip

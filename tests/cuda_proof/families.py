@@ -75,6 +75,13 @@ def _attention() -> relay.Function:
     return _of(relay.nn.batch_matmul(scores, v, transpose_b=False), q, k, v)
 
 
+def _attention_in_float16() -> relay.Function:
+    """Causal, of grouped heads, in one kernel."""
+    params = [_x(2, heads, 70, 40, name=n) for n, heads in zip("qkv", (4, 2, 2), strict=True)]
+    operands = [relay.cast(x, "float16") for x in params]
+    return _of(relay.cast(relay.nn.attention(*operands, causal=True), "float32"), *params)
+
+
 def _concatenate() -> relay.Function:
     x, y = _x(5, 3, 7), _x(5, 11, 7, name="y")
     return _of(relay.concatenate([x, relay.nn.relu(y), x], axis=1), x, y)
@@ -141,6 +148,7 @@ FAMILIES: dict[str, Callable[[], relay.Function]] = {
     "dense in bfloat16": _dense("bfloat16", 33, 70, 50),
     "batch_matmul": _batch_matmul,
     "attention": _attention,
+    "attention in float16": _attention_in_float16,
     "conv2d": _conv((2, 5, 13, 11), (19, 5, 3, 3), padding=(1, 1, 1, 1)),
     "conv2d 1x1": _conv((1, 37, 9, 9), (29, 37, 1, 1)),
     "conv2d strided and dilated": _conv((1, 6, 15, 17), (10, 6, 3, 3), strides=(2, 2), dilation=(2, 2)),

@@ -18,7 +18,10 @@ from tests.cuda_proof import proof
 from tests.cuda_proof.families import FAMILIES
 
 pytestmark = pytest.mark.slow
-KERNELS = ["dense", "dense in float16", "conv2d", "batch_matmul", "softmax", "layer_norm", "sum of rows", "transpose"]
+KERNELS = [
+    "dense", "dense in float16", "conv2d", "batch_matmul", "attention in float16", "softmax", "layer_norm",
+    "sum of rows", "transpose",
+]  # fmt: skip
 
 
 class _Edit(Mutator):

@@ -9,6 +9,7 @@ import pytest
 
 from relayc import te
 from relayc.te.errors import ScheduleError
+from relayc.te.tir import ir_builder
 from relayc.te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(5)
@@ -335,6 +336,27 @@ def test_recompute_by_an_equivalent_formula() -> None:
     out = np.zeros((3, 4), "float32")
     Interpreter({"main": func})("main", a, b, out)
     np.testing.assert_allclose(out, a @ b.T + 1, rtol=1e-6)
+
+
+def test_recompute_by_a_statement() -> None:
+    """Stages that only the replaced formula has read are gone."""
+    x = te.placeholder((4,), name="x")
+    unread = te.compute((4,), lambda i: x(i) * 3.0, name="unread")
+    y = te.compute((4,), lambda i: unread(i) + x(i), name="y")
+    s = te.create_schedule(y.op)
+
+    def fill(ins, outs):
+        ib = ir_builder.create()
+        a, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        with ib.for_range(0, 4) as i:
+            out[i] = a[i] * 4.0
+        return ib.get()
+
+    s.recompute(y, te.extern((4,), [x], fill, name="y"))
+    assert unread.op not in [stage.op for stage in s.stages]
+    out = np.zeros(4, "float32")
+    Interpreter({"main": te.lower(s, [x, y])["main"]})("main", np.arange(4, dtype="float32"), out)
+    np.testing.assert_array_equal(out, [0, 4, 8, 12])
 
 
 def test_recompute_raises_for_other_shapes_and_unknown_inputs() -> None:

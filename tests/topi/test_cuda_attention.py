@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import numpy as np
 import pytest
 
 from relayc import backend, te, topi
 from relayc.backend.target import Target
+from relayc.relay.op.common import numpy_dtype
+from relayc.te.ir import IRModule
+from relayc.te.ir.decisions import recording
+from relayc.topi.cuda import attention
 from relayc.topi.registry import schedule_for
+from tests.cuda_proof import proof
 
 RNG = np.random.default_rng(8)
 TARGET = Target("cuda -arch=sm_90")
 
 
-def expected(q, k, v, scale, causal, mask=None):
+def expected(q, k, v, scale, causal, mask=None, bias=None, softcap=0.0):
     per_group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, per_group, axis=1), np.repeat(v, per_group, axis=1)
     score = q @ k.swapaxes(-1, -2) * scale
-    score = score if mask is None else score + mask
+    score = np.tanh(score / softcap) * softcap if softcap else score
+    if mask is not None:
+        score = np.where(mask, score, -np.inf) if mask.dtype == bool else score + mask
+    score = score if bias is None else score + bias
     if causal:
         rows, keys = score.shape[-2:]
         score = np.where(np.arange(keys) <= np.arange(rows)[:, None] + keys - rows, score, -np.inf)
-    weight = np.exp(score - score.max(-1, keepdims=True))
-    return weight / weight.sum(-1, keepdims=True) @ v
+    largest = score.max(-1, keepdims=True)
+    weight = np.exp(score - np.where(np.isinf(largest), 0, largest))
+    total = weight.sum(-1, keepdims=True)
+    return weight / np.where(total == 0, 1, total) @ v
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -42,3 +54,108 @@ def test_attention(cuda_device, heads, groups, causal, dtype):
     np.testing.assert_allclose(
         result.numpy(), expected(*wide[:3], 0.25, causal, wide[3]), rtol=tolerance, atol=tolerance
     )
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attention in 16-bit floats; `symbolic`: the numbers of queries and keys are not known while compiling."""
+
+    queries: int
+    keys: int
+    depth: int = 64
+    width: int = 0
+    heads: int = 2
+    groups: int = 2
+    batch: int = 1
+    dtype: str = "float16"
+    causal: bool = False
+    mask: str = ""
+    bias: bool = False
+    softcap: float = 0.0
+    symbolic: bool = False
+
+    def __str__(self) -> str:
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return ",".join(changed)
+
+
+CASES = [
+    *[Case(n, n, causal=causal, symbolic=symbolic)
+      for n in (1, 7, 64, 100, 257) for causal in (False, True) for symbolic in (False, True)],
+    *[Case(70, 90, depth, causal=True) for depth in (16, 20, 32, 33, 80, 96, 128, 192)],
+    *[Case(70, 90, 64, width) for width in (7, 18, 40, 128)],
+    *[Case(40, 130, heads=6, groups=groups, batch=2, causal=True) for groups in (1, 2, 6)],
+    *[Case(40, 130, mask=mask, symbolic=known) for mask in ("float16", "float32", "bool") for known in (False, True)],
+    *[Case(100, 30, causal=True, symbolic=symbolic) for symbolic in (False, True)],
+    Case(50, 128, mask="bool", bias=True, softcap=5.0),
+    Case(128, 128, mask="float16", causal=True, batch=2),
+    Case(65, 127, dtype="bfloat16", mask="bool", causal=True),
+]  # fmt: skip
+
+
+def tensors(case: Case) -> tuple[list[te.Tensor], te.Tensor]:
+    """The arguments and the result."""
+    queries, keys = (te.size_var("s"), te.size_var("t")) if case.symbolic else (case.queries, case.keys)
+    shapes = [(case.batch, case.heads, queries, case.depth), (case.batch, case.groups, keys, case.depth),
+              (case.batch, case.groups, keys, case.width or case.depth)]  # fmt: skip
+    q, k, v = [te.placeholder(shape, case.dtype, n) for n, shape in zip("qkv", shapes, strict=True)]
+    extra = [(case.mask, "mask")] if case.mask else []
+    extra += [(case.dtype, "bias")] if case.bias else []
+    added = {n: te.placeholder((case.batch, 1, queries, keys), kind, n) for kind, n in extra}
+    out = topi.nn.attention(
+        q, k, v, added.get("mask"), 0.125, case.causal, softcap=case.softcap, bias=added.get("bias")
+    )
+    return [q, k, v, *added.values()], out
+
+
+def one_kernel(case: Case, arch: str = "sm_90") -> tuple[IRModule, Target, list[te.Tensor]]:
+    """The attention lowered, which has to be by one kernel even where the model says that four are faster."""
+    target, (arguments, out) = Target(f"cuda -arch={arch}"), tensors(case)
+    with pytest.MonkeyPatch.context() as patch, recording() as decisions:
+        patch.setattr(attention, "_cycles_of_four", lambda facts: float("inf"))
+        schedule = schedule_for([out], target)
+    assert any(d.choice == "one kernel" for d in decisions), decisions
+    return te.lower(schedule, [*arguments, out]), target, [*arguments, out]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_in_one_kernel(cuda_device, case):
+    module, target, arguments = one_kernel(case)
+    sizes = {"s": case.queries, "t": case.keys}
+    inputs: list[backend.nd.NDArray] = []
+    for tensor in arguments[:-1]:
+        values = RNG.standard_normal([d if isinstance(d, int) else sizes[d.name] for d in tensor.shape])
+        typed = values > 0 if tensor.dtype.is_bool else values.astype(numpy_dtype(str(tensor.dtype)))
+        inputs.append(backend.nd.array(typed, cuda_device))
+    arrays = [x.numpy() if str(x.dtype) == "bool" else x.numpy().astype("float32") for x in inputs]
+    named = dict(zip([t.op.name for t in arguments], arrays, strict=False))
+    shape = (case.batch, case.heads, case.queries, case.width or case.depth)
+    result = backend.nd.empty(shape, case.dtype, cuda_device)
+    backend.build(module, target=target)(*inputs, result)
+    reference = expected(
+        *arrays[:3], 0.125, case.causal, named.get("mask"), named.get("bias"), case.softcap
+    )
+    tolerance = 2e-2 if case.dtype == "bfloat16" else 3e-3
+    np.testing.assert_allclose(result.numpy().astype("float32"), reference, rtol=tolerance, atol=tolerance)
+
+
+CHECKED = [
+    Case(100, 100, causal=True),
+    Case(65, 127, 80, dtype="bfloat16", mask="bool"),
+    Case(70, 90, 33, 18, groups=1),
+    Case(300, 300, 128, batch=2),
+]
+
+
+@pytest.mark.parametrize("case", CHECKED, ids=str)
+def test_the_kernel_has_no_races(case):
+    module, target, _ = one_kernel(case)
+    assert proof.check_kernels([module["main"]], str(target.get("arch"))) == 1
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("depth", [64, 80, 128, 192])
+def test_the_kernel_fits_the_registers(depth, arch):
+    module, _, _ = one_kernel(Case(1024, 1000, depth, heads=96, groups=96, causal=True, mask="float16"), arch)
+    (report,) = proof.compile_for([module["main"]], arch).report.values()
+    assert report["spill_loads"] == report["spill_stores"] == report["stack"] == 0

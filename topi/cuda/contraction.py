@@ -48,7 +48,7 @@ from relayc.te.tir.substitute import substitute
 from relayc.topi.groups import inlined
 from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "within", "zero_filled"]
+__all__ = ["Contraction", "Operand", "contraction_of", "factors_of", "guarded_load", "within", "zero_filled"]
 
 Group = tuple[IterVar, ...]
 
@@ -227,7 +227,7 @@ class Contraction:
 
 def contraction_of(op: te.Operation) -> Contraction | None:
     """`op` as a contraction, or None if it is none (a depthwise convolution has one input channel per group)."""
-    factors = _factors(op)
+    factors = factors_of(op)
     if factors is None or not isinstance(op, te.ComputeOp):
         return None
     wide, values = factors
@@ -294,7 +294,7 @@ def _simplified(analyzer: Analyzer, value: PrimExpr) -> PrimExpr:
     return map_reads(value, read)
 
 
-def _factors(op: te.Operation) -> tuple[str, list[PrimExpr]] | None:
+def factors_of(op: te.Operation) -> tuple[str, list[PrimExpr]] | None:
     """The accumulator's type and the two operands, with elementwise and index-mapping producers inlined."""
     if not isinstance(op, te.ComputeOp) or len(op.body) != 1 or not isinstance(op.body[0], Reduce):
         return None

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BANKS",
+    "HIDING_WARPS",
+    "L2_BYTES_PER_CYCLE",
     "LANES",
+    "LAUNCH_CYCLES",
+    "SHARED_BYTES_PER_CYCLE",
     "STATIC_SHARED_BYTES",
+    "STEP_CYCLES",
     "Choice",
     "MmaTile",
     "Problem",
@@ -29,6 +34,7 @@ __all__ = [
     "WgmmaTile",
     "architecture",
     "mma_choices",
+    "mma_per_cycle",
     "simt_choices",
     "wgmma_choices",
 ]  # fmt: skip
@@ -38,23 +44,23 @@ BANKS = 32
 LANES = (4, 8)
 """Threads of a warp along the rows and columns of a tile."""
 
-_SHARED_BYTES_PER_CYCLE = 128
+SHARED_BYTES_PER_CYCLE = 128
 """Shared memory bandwidth of a multiprocessor, in bytes per cycle."""
-_L2_BYTES_PER_CYCLE = 32
+L2_BYTES_PER_CYCLE = 32
 """L2 bandwidth of a multiprocessor when all of them load, in bytes per cycle."""
 _LINES_BYTES_PER_CYCLE = 40
 """L2 bandwidth in bytes per cycle where slices are whole 128-byte lines; measured on an H200: 34 at least with all
 multiprocessors loading, 47 with two thirds of them."""
-_STEP_CYCLES = 40
+STEP_CYCLES = 40
 """Cycles of a barrier and the wait for copies, once per step of a block."""
-_HIDING_WARPS = 8
+HIDING_WARPS = 8
 """Resident warps that hide the latencies of a multiprocessor's units."""
 _RING_CYCLES = 60
 """Cycles of the division by the number of slices in flight and the address computation, before a warp group
 multiplies."""
 _UNROLLED_STEPS = 16
 """Maximum steps of a loop that the compiler unrolls, with constant addresses."""
-_LAUNCH_CYCLES = 1500
+LAUNCH_CYCLES = 1500
 """Cycles of a block's prologue (two round trips to memory) and its end."""
 
 STATIC_SHARED_BYTES = 48 << 10
@@ -69,10 +75,10 @@ class _Tile:
     """Defaults of the performance model, which a kind of tiles may override."""
 
     __slots__ = ()
-    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    hiding_warps: ClassVar[int] = HIDING_WARPS
     """Resident warps that hide the latency of multiplications."""
     writing_power: ClassVar[float] = 0.5
-    """Exponent of the epilogue's speed in the fraction of `_HIDING_WARPS` that is resident."""
+    """Exponent of the epilogue's speed in the fraction of `HIDING_WARPS` that is resident."""
 
     def ring_cycles(self, steps: int) -> int:
         """Cycles per step to locate the next slice in the ring buffer, in addition to `step_cycles`."""
@@ -129,11 +135,11 @@ class SimtTile(_Tile):
         rows, columns = self.own
         warps = self.threads // 32
         multiply = self.rows * self.columns * self.depth / per_cycle
-        read = warps * self.depth * nbytes * (LANES[0] * rows + LANES[1] * columns) / _SHARED_BYTES_PER_CYCLE
+        read = warps * self.depth * nbytes * (LANES[0] * rows + LANES[1] * columns) / SHARED_BYTES_PER_CYCLE
         slices = (self.rows + self.columns) * self.depth * nbytes
-        write = slices / _SHARED_BYTES_PER_CYCLE
+        write = slices / SHARED_BYTES_PER_CYCLE
         issue = warps * self.depth * (rows * columns + (rows + columns) / 4) / 4 + slices / 4 / 32 / 4
-        return max(multiply, issue, read + write, slices / _L2_BYTES_PER_CYCLE) + 0.15 * (read + write)
+        return max(multiply, issue, read + write, slices / L2_BYTES_PER_CYCLE) + 0.15 * (read + write)
 
 
 def _simt_tiles() -> Iterator[SimtTile]:
@@ -201,8 +207,8 @@ class MmaTile(_Tile):
         multiply = self.rows * self.columns * self.depth / per_cycle
         fragments = warps * (self.tiles[0] * 16 + self.tiles[1] * 8) * self.depth * nbytes
         slices = (self.rows + self.columns) * self.depth * nbytes
-        shared = (fragments + slices) / _SHARED_BYTES_PER_CYCLE
-        return max(multiply, shared, slices / _L2_BYTES_PER_CYCLE) + 0.15 * shared
+        shared = (fragments + slices) / SHARED_BYTES_PER_CYCLE
+        return max(multiply, shared, slices / L2_BYTES_PER_CYCLE) + 0.15 * shared
 
 
 def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
@@ -239,7 +245,7 @@ class WgmmaTile(MmaTile):
         multiply = self.rows * self.columns * self.depth / per_cycle
         slices = (self.rows + self.columns) * self.depth * nbytes
         read = groups * (64 + self.tiles[1] * 8) * self.depth * nbytes
-        shared = (read + slices) / _SHARED_BYTES_PER_CYCLE
+        shared = (read + slices) / SHARED_BYTES_PER_CYCLE
         return max(multiply, shared, slices / _LINES_BYTES_PER_CYCLE) + 0.15 * shared
 
 
@@ -311,16 +317,16 @@ class Problem:
         warps = together * tile.threads / 32
         rate = min(1.0, warps / tile.hiding_warps) ** 0.5
         steps = math.ceil(self.depth / tile.depth)
-        writing_rate = min(1.0, warps / _HIDING_WARPS) ** tile.writing_power
-        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE / writing_rate
-        alone = _LAUNCH_CYCLES + steps * (_STEP_CYCLES + tile.ring_cycles(steps))
+        writing_rate = min(1.0, warps / HIDING_WARPS) ** tile.writing_power
+        write = tile.rows * tile.columns * 4 / L2_BYTES_PER_CYCLE / writing_rate
+        alone = LAUNCH_CYCLES + steps * (STEP_CYCLES + tile.ring_cycles(steps))
         own = each * (steps * tile.step_cycles(per_cycle, self.nbytes) / rate + write) + each / together * alone
         return own + (0 if self.parts == 1 else self._sum_cycles())
 
     def _sum_cycles(self) -> float:
         """Cycles of the kernel that sums the slices: their traffic, and another launch."""
         elements = self.batch * self.rows * self.columns
-        return 2 * _LAUNCH_CYCLES + elements * 4 / _L2_BYTES_PER_CYCLE / self.gpu.processors
+        return 2 * LAUNCH_CYCLES + elements * 4 / L2_BYTES_PER_CYCLE / self.gpu.processors
 
     def ranked(self, tiles: Iterable[Tile], per_cycle: int) -> list[Choice[Tile]]:
         """The feasible choices of a tile and a split-K factor, by increasing cycles.

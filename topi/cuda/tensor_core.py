@@ -32,6 +32,7 @@ from relayc.te.tir import (
     StringImm,
     Var,
     const,
+    convert,
     decl_buffer,
     seq,
 )
@@ -43,6 +44,8 @@ __all__ = [
     "SLICE",
     "WARP_COLUMNS",
     "Multiply",
+    "address",
+    "call",
     "load_left",
     "load_right",
     "multiplies",
@@ -85,11 +88,13 @@ def multiplies(dtype: str, wide: str) -> Multiply | None:
     return _INSTRUCTIONS.get((dtype, wide))
 
 
-def _address(buffer: Buffer, index: Sequence[int]) -> PrimExpr:
-    return call_intrin("handle", "address_of", BufferLoad(buffer, tuple([const(i) for i in index])))
+def address(buffer: Buffer, index: Sequence[Any]) -> PrimExpr:
+    """The address of an element of a buffer."""
+    return call_intrin("handle", "address_of", BufferLoad(buffer, tuple([convert(i) for i in index])))
 
 
-def _call(name: str, *args: Any) -> Stmt:
+def call(name: str, *args: Any) -> Stmt:
+    """A call of a function of the prelude."""
     return Evaluate(call_intrin("int32", "call_extern", StringImm(name), *args))
 
 
@@ -116,8 +121,8 @@ def multiply(instruction: Multiply) -> te.TensorIntrin:
         result = outputs[0]
         zero = const(0, instruction.wide)
         start = seq([BufferStore(result, zero, (const(i), const(j))) for i in range(2) for j in range(2)])
-        places = [_address(b, (0, 0)) for b in (result, *inputs)]
-        return None, start, _call(instruction.name, *places)
+        places = [address(b, (0, 0)) for b in (result, *inputs)]
+        return None, start, call(instruction.name, *places)
 
     return te.decl_tensor_intrin(product.op, emit, instruction.name)
 
@@ -159,8 +164,8 @@ def _load(
     row = declared.strides[row_dimension] * source.dtype.nbytes
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        fragments = [_address(outputs[0], place) for place in places]
-        return _call(name, *fragments, _address(inputs[0], (0,) * len(source.shape)), row)
+        fragments = [address(outputs[0], place) for place in places]
+        return call(name, *fragments, address(inputs[0], (0,) * len(source.shape)), row)
 
     return te.decl_tensor_intrin(out.op, emit, name, binds={source: declared})
 
@@ -186,8 +191,8 @@ def multiply_slice(instruction: Multiply, columns: int, transposed: bool) -> te.
     name = f"rc_wgmma_{dtype}<{columns}, {int(transposed)}>"
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
-        places = [_address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]
-        return None, _zeros(outputs[0], blocks), _call(name, *places)
+        places = [address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]
+        return None, _zeros(outputs[0], blocks), call(name, *places)
 
     declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
     return te.decl_tensor_intrin(product.op, emit, name, binds=declared)
