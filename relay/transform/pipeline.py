@@ -10,6 +10,7 @@ from relayc.relay.transform.absorb_shuffles import AbsorbShuffles
 from relayc.relay.transform.align_channels import AlignChannels
 from relayc.relay.transform.arrange_weights import ArrangeWeights
 from relayc.relay.transform.block_attention import BlockAttention
+from relayc.relay.transform.builders import NARROW
 from relayc.relay.transform.canonicalize_ops import CanonicalizeOps
 from relayc.relay.transform.canonicalize_quantization import CanonicalizeQuantization
 from relayc.relay.transform.chain_pools import ChainPools
@@ -54,6 +55,7 @@ from relayc.relay.transform.unpack_weights import UnpackWeights
 from relayc.relay.transform.widen_products import WidenProducts
 from relayc.te.ir import Pass
 from relayc.topi.cpu.tiling import has_amx
+from relayc.topi.cuda.product_tiles import architecture
 
 __all__ = ["default_pipeline"]
 
@@ -67,6 +69,13 @@ def _rounded_above(target: Target) -> int:
 _PART_OF_L2 = 4
 """Images above this part (1 / n) of the L2 cache are rounded. (Emerald Rapids, 2 MiB: resnet50 takes 5 % less time
 than where those larger than the cache are.)"""
+
+
+def _kinds_of_attention(target: Target, mixed_precision: str) -> tuple[str, ...]:
+    """The types of the model in which attention is computed in 16-bit floats, for which a GPU has one kernel."""
+    if architecture(target) < 80:
+        return ()
+    return (*NARROW, "float32") if mixed_precision else NARROW
 
 
 def default_pipeline(
@@ -115,6 +124,7 @@ def default_pipeline(
         CommutePointwiseConv(),  # on final 1 x 1 kernels: FoldScaleAxis, TrimKernels
         *only(cpu, RecognizeAttention(), BlockAttention(target)),  # before CombineParallelDense hides the projections,
         # and before ToMixedPrecision puts casts between the parts; the transposes cancel in ConvertLayout
+        *only(gpu, RecognizeAttention(_kinds_of_attention(target, mixed_precision))),  # for the same reasons
         *in_half,  # batch norms are folded, others recognised; AlignChannels reads the type
         CombineParallelDense(),  # after precision, so that weights of one type are concatenated
         # -- layouts and algorithms of the target

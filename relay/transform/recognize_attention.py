@@ -46,6 +46,7 @@ _HIDING, _HIDING_IN_FLOAT16 = -1e30, -6e4
 
 
 
+@dataclass(frozen=True)
 class RecognizeAttention(FunctionPass):
     """softmax(q k^T * scale + mask) v, decomposed into small operators, becomes one operator and one kernel.
 
@@ -56,17 +57,22 @@ class RecognizeAttention(FunctionPass):
 
     With lower precision, the softmax may be computed in float32. Their scores are rounded after the masks, as in the
     model (the lowest value of a mask absorbs a score); other intermediate roundings are dropped.
+
+    Only results of one of `kinds`, element types of at most 32 bits, are rewritten.
     """
 
+    kinds: tuple[str, ...] = ("float32", *NARROW)
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([DecomposedAttention()], function)
+        return rewrite([DecomposedAttention(self.kinds)], function)
 
 
+@dataclass(frozen=True)
 class DecomposedAttention(PatternRule):
     """softmax(q k^T * scale + mask) v = attention(q, k, v, mask)"""
 
+    kinds: tuple[str, ...] = ("float32", *NARROW)
     weights, value = wildcard(), wildcard()
     product = is_op(BatchMatmul)(weights, value)
     pattern = product | is_op("cast")(product | is_op("reshape")(product))
@@ -77,7 +83,7 @@ class DecomposedAttention(PatternRule):
         weights = _Weights.of(found[self.weights], kind, found.shared)
         if isinstance(weights, Refused):
             return None if weights is _NO_SOFTMAX else weights
-        if kind not in ("float32", *NARROW) or operator.transpose_a:
+        if kind not in self.kinds or operator.transpose_a:
             return Refused(f"the product is of {kind}, or reads the weights transposed")
         if product is not call and (kind not in NARROW or any(map(found.shared, (call.args[0], product)))):
             return Refused("the product is cast to a wider type, or is also used before the cast")

@@ -14,7 +14,7 @@ from benchmarks.light import write_light
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
-from relayc.te.ir import IRModule
+from relayc.te.ir import IRModule, PassContext
 from tests.cuda_proof import proof
 
 pytestmark = pytest.mark.slow
@@ -83,3 +83,15 @@ def test_results_agree_with_the_cpu(cuda_device, model):
     cpu.run(**inputs)
     (result,) = proof.run(cuda_device, module, inputs, params)
     np.testing.assert_allclose(result, cpu.get_output(0).numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_transformer_in_float16(cuda_device, tmp_path):
+    """Every function is one kernel, attention as well."""
+    module, params, inputs = _transformer(tmp_path)
+    cpu = graph_executor.GraphModule(relay.build(module, "llvm", params)["default"](device("cpu", 0)))
+    cpu.run(**inputs)
+    with PassContext(config={"relay.ToMixedPrecision.dtype": "float16"}):
+        (result,) = proof.run(cuda_device, module, inputs, params)
+        functions = proof.kernels_of(module, "sm_90", params)
+    np.testing.assert_allclose(result, cpu.get_output(0).numpy(), rtol=2e-2, atol=2e-2)
+    assert proof.check_kernels(functions, "sm_90") == len(functions)

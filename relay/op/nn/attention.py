@@ -32,6 +32,7 @@ class Attention(OpDef):
     """
 
     mixed_precision = MixedPrecision.ALWAYS
+    reads_by_index = True
 
     scale: float
     causal: bool = False

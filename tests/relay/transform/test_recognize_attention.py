@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from relayc.backend import Target
-from relayc.relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
+from relayc.relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, optimize, var
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.relay.sizes import product
 from relayc.relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
 from relayc.relay.transform.builders import is_call_of
-from relayc.te.ir import Sequential
+from relayc.te.ir import PassContext, Sequential
 from relayc.te.tir import Dim, SizeVar
 
 B, H, S, D = 1, 2, 9, 4
@@ -433,3 +433,20 @@ def test_other_positions_stay_a_mask(form: str):
 def test_a_penalty_that_hides_nothing_is_no_causal_mask():
     after = recognized(of_positions(CAUSAL_POSITIONS["distance"], -10.0))
     assert "nn.attention" in str(after) and "causal=True" not in str(after)
+
+
+@pytest.mark.parametrize(("arch", "precision", "found"), [
+    ("sm_90", "", 0), ("sm_90", "float16", 1), ("sm_90", "bfloat16", 1), ("sm_75", "float16", 0),
+])  # fmt: skip
+def test_attention_in_16_bits_is_one_operator_on_gpus(arch, precision, found):
+    """float32 would take more kernels than the operators that it is decomposed to."""
+    with PassContext(config={"relay.ToMixedPrecision.dtype": precision}):
+        optimized = optimize(decomposed(PATTERNS["plain"]), Target(f"cuda -arch={arch}"))
+    assert str(optimized).count("nn.attention") == found
+
+
+def test_attention_on_gpus_reads_the_layout_of_projections():
+    params = [var(name, (B, S, H, D), "float16") for name in "qkv"]
+    made = nn.attention(*[op.transpose(x, (0, 2, 1, 3)) for x in params])
+    (kernel,) = kernels(optimize(Function(tuple(params), made), Target("cuda -arch=sm_90")))
+    assert all(f"Tensor[({B}, {S}, {H}, {D}), float16]" in operand for operand in kernel.split("%p")[1:])
