@@ -107,9 +107,9 @@ class DynamicRunner:
         """buffers of outputs and of arrays that sequences may reference, by owning tensor"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
-        self._calls: dict[int, list[Callable[[], object] | None]] = {}
-        """what queues the nodes of a step; None for those that are bound anew each time"""
-        self._size_values = SizeValues()
+        self._calls: dict[int, tuple[SizeValues, list[Callable[[], object] | None]]] = {}
+        """what queues the nodes of a step, None for those that are bound anew each time, and the sizes that it reads:
+        other steps may have sizes that are not computed yet"""
         self._static_shapes = [tensor.static_shape if tensor.is_static else None for tensor in graph.tensors]
         kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self._dropped_values = [i for step in graph.steps for i in results_of(step) if i not in kept]
@@ -508,8 +508,8 @@ class DynamicRunner:
         nodes = self._graph.nodes[step.first : step.last]
 
         def submit() -> None:
-            calls = self._queued_calls(step)
-            self._size_values.evaluate(self.sizes)
+            size_values, calls = self._queued_calls(step)
+            size_values.evaluate(self.sizes)
             for node, call in zip(nodes, calls, strict=True):
                 (self._bind_node(node) if call is None else call)()
 
@@ -530,19 +530,21 @@ class DynamicRunner:
             call()
             record(node, api.seconds_between(self._device, start, api.record_mark(self._device)))
 
-    def _queued_calls(self, step: RunNodes) -> list[Callable[[], object] | None]:
-        """What queues each node of a step with the addresses in the table and the values of `_size_values`."""
-        calls = self._calls.get(id(step))
-        if calls is None:
-            calls = [self._queued_call(node) for node in self._graph.nodes[step.first : step.last]]
-            self._calls[id(step)] = calls
-        return calls
+    def _queued_calls(self, step: RunNodes) -> tuple[SizeValues, list[Callable[[], object] | None]]:
+        """What queues each node of a step with the addresses in the table and the values of the sizes, which come
+        first."""
+        known = self._calls.get(id(step))
+        if known is None:
+            values = SizeValues()
+            calls = [self._queued_call(node, values) for node in self._graph.nodes[step.first : step.last]]
+            known = self._calls[id(step)] = values, calls
+        return known
 
-    def _queued_call(self, node: GraphNode) -> Callable[[], object] | None:
+    def _queued_call(self, node: GraphNode, values: SizeValues) -> Callable[[], object] | None:
         words, tensors = self._tables[1], self._graph.tensors
         buffers = [BufferWord(words + _WORD * i, tensors[i].shape, tensors[i].storage in ("input", "value"))
                    for i in (*node.inputs, *node.outputs, *node.scratch)]  # fmt: skip
-        return self._function(node.func).bind_words([*buffers, *node.sizes], self._size_values, self._device)
+        return self._function(node.func).bind_words([*buffers, *node.sizes], values, self._device)
 
     def _bind_node(self, node: GraphNode) -> Callable[[], object]:
         arrays = [self.array(i) for i in (*node.inputs, *node.outputs, *node.scratch)]
