@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -194,3 +195,25 @@ def test_corners_are_aligned_at_run_time() -> None:
         (y,) = executor_of(aligned(19, "n", scale, mode))(x, *scales)
         assert y.numpy().shape == (1, 55)
         np.testing.assert_allclose(y.numpy()[0, [0, -1]], [0, 22], atol=1e-5)
+
+
+@pytest.mark.parametrize("of", [np.float16, ml_dtypes.bfloat16, np.uint8, np.int32])
+@pytest.mark.parametrize(("mode", "antialias"), [("linear", 0), ("cubic", 0), ("linear", 1), ("cubic", 1)])
+def test_results_are_rounded_once_not_per_axis(mode: str, antialias: int, of: type) -> None:
+    """Sums of float32, rounded to a type, are off by at most a unit, and where they are close to a tie only."""
+    scale = 0.5 if antialias else 2.0
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode, antialias=antialias)
+    scales = helper.make_tensor("scales", TensorProto.FLOAT, [3], [1, scale, scale])
+
+    def model(kind: int) -> onnx.ModelProto:
+        x, y = helper.make_tensor_value_info("x", kind, [2, 12, 20]), helper.make_tensor_value_info("y", kind, None)
+        graph = helper.make_graph([node], "g", [x], [y], [scales])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
+
+    x = np.random.default_rng(3).uniform(32, 192, (2, 12, 20)).astype(of)
+    expected = ReferenceEvaluator(model(TensorProto.FLOAT)).run(None, {"x": x.astype(np.float32)})[0]
+    (y,) = executor_of(model(helper.np_dtype_to_tensor_dtype(np.dtype(of))))(x)
+    got, rounded = y.numpy().astype(np.float64), expected.astype(of).astype(np.float64)
+    off = got != rounded
+    spacing = 1 if np.issubdtype(of, np.integer) else 2.0 ** (-3 if of is np.float16 else 0)
+    assert np.all(np.abs(got - rounded)[off] <= spacing) and np.mean(off) < 0.02

@@ -39,6 +39,9 @@ from relayc.te.tir import Dim
 MAX_TAPS = 8
 """Most taps that are unrolled; wider filters (antialiased reductions) are a matrix product or a loop."""
 
+_COMPUTED_IN = ("float32", "float64")
+"""Types in which weighted sums are computed; those of others, of all axes, in float32."""
+
 _AnyTaps = KnownTaps | Taps | Filter
 
 _COORDINATES = (
@@ -130,11 +133,13 @@ def _resampled(
             else:
                 taps = filter_of(how, extent, out, scale, width, region)
             off = taps.outside if roi else None
+        if how.mode != "nearest" and x.dtype.element not in _COMPUTED_IN:
+            x = op.cast(x, "float32")
         x = _along(node, x, axis, taps, how)
         if off is not None:
             mask = op.reshape(off, [out if i == axis else 1 for i in range(len(shape))])
             outside = mask if outside is None else op.logical_or(outside, mask)
-    return x, outside
+    return x if x.dtype == node[0].dtype else op.cast(x, node[0].dtype), outside
 
 
 def _taps(
@@ -274,8 +279,6 @@ def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
 
 def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) -> Expr:
     """`x` resampled along one axis."""
-    if how.mode != "nearest" and not x.dtype.is_float:
-        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
     if isinstance(taps, Filter):
         rank = len(x.shape)
         shape = (*[1] * axis, *taps.weights.shape, *[1] * (rank - axis - 1))
