@@ -2,6 +2,7 @@
 
 Each loop nest at the root of a function that runs on thread axes is one kernel. Memory allocated around the nests lives
 between launches in device memory, a *workspace*. A loop around nests launches them again for each of its iterations.
+Of nests under conditions, those whose condition on sizes fails get a grid without blocks.
 Everything else at the root must be free of loops; such a statement is a kernel of a single thread.
 
 `function_record` builds the table entry by which a runtime without the compiler launches a function. A size in it is an
@@ -18,14 +19,20 @@ from relayc.backend.size_json import size_to_json
 from relayc.te.errors import CompileError
 from relayc.te.ir import collect
 from relayc.te.tir import (
+    GE,
+    GT,
+    LE,
+    LT,
     Allocate,
     AttrStmt,
     Buffer,
+    Call,
     Dim,
     For,
     IfThenElse,
     IterVar,
     LetStmt,
+    Not,
     PrimExpr,
     PrimFunc,
     SeqStmt,
@@ -36,7 +43,7 @@ from relayc.te.tir import (
     as_int,
 )
 from relayc.te.tir.analysis import free_variables
-from relayc.te.tir.ops import is_no_op
+from relayc.te.tir.ops import is_no_op, logical_not, maximum, minimum
 
 __all__ = ["DeviceFunction", "Kernel", "function_record", "split_kernels"]
 
@@ -96,6 +103,8 @@ class _Splitter:
         self.workspaces: list[Buffer] = []
         self.kernels: list[Kernel] = []
         self.step: tuple[Var, Dim] | None = None
+        self.conditions: list[PrimExpr] = []
+        """what has to hold of sizes for the statement at hand to run"""
 
     def walk(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
         """Add the kernels of a statement at the root; `within` wraps them in the enclosing statements other than
@@ -112,8 +121,10 @@ class _Splitter:
             self.walk(stmt.body, within)
         elif isinstance(stmt, LetStmt):
             self.walk(stmt.body, lambda body: within(LetStmt(stmt.var, stmt.value, body)))
-        elif isinstance(stmt, IfThenElse) and stmt.else_case is None:
-            self.walk(stmt.then_case, lambda body: within(IfThenElse(stmt.condition, body)))
+        elif isinstance(stmt, IfThenElse) and (stmt.else_case is None or _thread_axes(stmt)):
+            self._branch(stmt.condition, stmt.then_case, within)
+            if stmt.else_case is not None:
+                self._branch(logical_not(stmt.condition), stmt.else_case, within)
         elif isinstance(stmt, AttrStmt) and stmt.key != "thread_extent":
             self.walk(stmt.body, within)
         elif isinstance(stmt, For) and self.step is None and as_int(stmt.min) == 0 and _thread_axes(stmt.body):
@@ -122,6 +133,11 @@ class _Splitter:
             self.step = None
         elif not is_no_op(stmt):
             self._add(stmt, within)
+
+    def _branch(self, condition: PrimExpr, body: Stmt, within: Callable[[Stmt], Stmt]) -> None:
+        self.conditions.append(condition)
+        self.walk(body, lambda inner: within(IfThenElse(condition, inner)))
+        self.conditions.pop()
 
     def _add(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
         if not isinstance(stmt, AttrStmt) and collect(stmt, (For, While)):
@@ -134,6 +150,8 @@ class _Splitter:
             arguments += [v for v in free_variables(extent) if v not in arguments]
         block = [self._constant(f"threadIdx.{axis}", extents) for axis in AXES]
         grid = [_dim(extents.get(f"blockIdx.{axis}")) for axis in AXES]
+        for count in map(_one_if, self.conditions):
+            grid[0] = grid[0] if count is None else _dim(grid[0] * count)
         name = f"{self.symbol}_kernel{len(self.kernels)}"
         self.kernels.append(Kernel(name, body, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
                                    tuple(arguments), self.step))  # fmt: skip
@@ -170,6 +188,20 @@ class _Splitter:
 def _thread_axes(stmt: Stmt) -> list[AttrStmt]:
     found = [n for n in collect(stmt, AttrStmt) if n.key == "thread_extent" and isinstance(n.subject, IterVar)]
     return list(reversed(found))
+
+
+def _one_if(condition: PrimExpr) -> PrimExpr | None:
+    """1 where a condition on sizes holds, else 0, in the operations of a size; None for conditions of other forms."""
+    if isinstance(condition, Call) and condition.op == "likely":
+        return _one_if(condition.args[0])
+    if isinstance(condition, Not):
+        count = _one_if(condition.a)
+        return None if count is None else 1 - count
+    if isinstance(condition, LT | LE | GT | GE):
+        least, most = (condition.a, condition.b) if isinstance(condition, LT | LE) else (condition.b, condition.a)
+        above = most - least + (1 if isinstance(condition, LE | GE) else 0)
+        return minimum(maximum(above, 0), 1)
+    return None
 
 
 def _dim(extent: PrimExpr | None) -> Dim:

@@ -105,8 +105,9 @@ class OpDef(Abstract):
     only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect` (random numbers,
     printing: calls are neither merged, folded nor dropped); `can_fail` (a run may refuse the inputs with an error: what
     depends on a call is not known before, even if it has no elements); `num_data_inputs` (the leading inputs that a
-    change of layout applies to, the others being weights and the like; None: all); `joins_inputs` (each element of the
-    result comes from one of several inputs: concatenation); `permutes_elements` (each element of the result is one of
+    change of layout applies to, the others being weights and the like; None: all); `num_narrowed_inputs` (the leading
+    inputs that mixed precision converts; None: all); `joins_inputs` (each element of the result comes from one of
+    several inputs: concatenation); `permutes_elements` (each element of the result is one of
     the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one of
     the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that loads its inputs into
     shared memory itself, so that permuting their elements costs nothing: matrix products on GPUs); `num_copied_inputs`
@@ -126,6 +127,7 @@ class OpDef(Abstract):
     has_side_effect: ClassVar[bool] = False
     can_fail: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
+    num_narrowed_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
     permutes_elements: ClassVar[bool] = False
     looks_up: ClassVar[bool] = False

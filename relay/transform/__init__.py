@@ -47,7 +47,6 @@ from relayc.relay.transform.sum_parallel_convolutions import SumParallelConvolut
 from relayc.relay.transform.tabulate_int8_activations import TabulateInt8Activations
 from relayc.relay.transform.to_mixed_precision import ToMixedPrecision
 from relayc.relay.transform.trim_kernels import TrimKernels
-from relayc.relay.transform.unpack_weights import UnpackWeights
 from relayc.relay.transform.update_kv_cache_in_place import UpdateKVCacheInPlace, find_kv_caches
 from relayc.relay.transform.widen_products import WidenProducts
 from relayc.te.deprecation import deprecated_names as _deprecated_names
@@ -106,7 +105,6 @@ __all__ = [
     "TimingInstrument",
     "ToMixedPrecision",
     "TrimKernels",
-    "UnpackWeights",
     "UpdateKVCacheInPlace",
     "WidenProducts",
     "default_pipeline",

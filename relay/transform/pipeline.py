@@ -51,7 +51,6 @@ from relayc.relay.transform.sum_parallel_convolutions import SumParallelConvolut
 from relayc.relay.transform.tabulate_int8_activations import TabulateInt8Activations
 from relayc.relay.transform.to_mixed_precision import ToMixedPrecision
 from relayc.relay.transform.trim_kernels import TrimKernels
-from relayc.relay.transform.unpack_weights import UnpackWeights
 from relayc.relay.transform.widen_products import WidenProducts
 from relayc.te.ir import Pass
 from relayc.topi.cpu.tiling import has_amx
@@ -92,7 +91,10 @@ def default_pipeline(
     in_half: tuple[Pass, ...] = ()
     if mixed_precision:
         large = _rounded_above(target) if cpu else math.inf
-        in_half = (ToMixedPrecision(mixed_precision, of_weights=of_weights, round_images_above=large),)
+        always = ("nn.dense_bits",) if gpu else ()  # tensor cores multiply its data and weights in 16 bits
+        in_half = (
+            ToMixedPrecision(mixed_precision, always, of_weights=of_weights, round_images_above=large),
+        )
 
     def only(where: bool, *passes: Pass) -> tuple[Pass, ...]:
         return passes if where else ()
@@ -103,7 +105,6 @@ def default_pipeline(
         EncodeStrings(),  # no later pass knows strings
         *only(cpu, FakeQuantizationToInteger(target)),  # reads the `qnn` operators that the next passes lower
         RecognizeBlockWeights(),  # what data stay floats; before CanonicalizeQuantization, which dequantises weights
-        *only(gpu, UnpackWeights()),  # after RecognizeBlockWeights, whose `nn.dense_bits` it lowers
         CanonicalizeQuantization(),  # what has not become integer arithmetic is floats from here on
         FoldConstant(),  # so that patterns find constants: exporters compute weights, shapes and scales in the graph
         DeadCodeElimination(),  # drops what only folded values used; fewer users mean more matches below

@@ -136,7 +136,9 @@ class _Converter:
             if self.settings.of_weights:
                 operands = [self.as_narrow(self.done[id(a)]) for a in e.args]
                 return make_call(e.op.replace(out_dtype=str(_WIDE)), operands, e.span)
-            return e.rebuild(lambda child: child if child is e.op else self.as_narrow(self.done[id(child)]))
+            first = e.args[: e.op.num_narrowed_inputs]
+            narrow = [self.as_narrow(self.done[id(a)]) for a in first]
+            return make_call(e.op, [*narrow, *map(self.restored, e.args[len(first) :])], e.span)
         return e.rebuild(lambda child: self.restored(child) if isinstance(child, Expr) else child)
 
     def takes_narrow(self, call: Call, op: OpDef) -> bool:

@@ -54,6 +54,18 @@ def _dense(dtype: str, m: int, n: int, k: int) -> Callable[[], relay.Function]:
     return make
 
 
+def _block_weights(dtype: str, m: int, n: int, k: int, bits: int = 4) -> Callable[[], relay.Function]:
+    """A product with weights of a few bits, blocks of 32 of which share a scale and a zero point."""
+
+    def make() -> relay.Function:
+        x, codes = _x(m, k), _random.integers(0, 256, (n, k * bits // 8)).astype("uint8")
+        scales, zeros = _random.uniform(0.01, 0.1, (n, k // 32)), _random.integers(0, 1 << bits, (n, k // 32))
+        half = relay.cast(x, dtype) if dtype != "float32" else x
+        return _of(relay.cast(relay.nn.dense_bits(half, codes, scales.astype("float32"), zeros, bits), "float32"), x)
+
+    return make
+
+
 def _batch_matmul() -> relay.Function:
     x, y = _x(3, 37, 21), _x(3, 29, 21, name="y")
     return _of(relay.nn.batch_matmul(x, y), x, y)
@@ -146,6 +158,10 @@ FAMILIES: dict[str, Callable[[], relay.Function]] = {
     "dense of one row": _dense("float32", 1, 130, 257),
     "dense in float16": _dense("float16", 64, 96, 120),
     "dense in bfloat16": _dense("bfloat16", 33, 70, 50),
+    "block weights, one row": _block_weights("float32", 1, 130, 352),
+    "block weights, a few rows": _block_weights("float32", 5, 37, 96, bits=8),
+    "block weights in float16": _block_weights("float16", 45, 67, 160),
+    "block weights, many rows": _block_weights("float32", 515, 19, 64),
     "batch_matmul": _batch_matmul,
     "attention": _attention,
     "attention in float16": _attention_in_float16,

@@ -13,7 +13,10 @@ from tests.cuda_proof import proof
 from tests.cuda_proof.families import FAMILIES
 
 pytestmark = pytest.mark.slow
-TOLERANCE = {"attention in float16": 2e-3, "dense in float16": 2e-2, "dense in bfloat16": 6e-2}
+TOLERANCE = {
+    "attention in float16": 2e-3, "block weights in float16": 4e-2, "dense in float16": 2e-2,
+    "dense in bfloat16": 6e-2,
+}  # fmt: skip
 
 
 @functools.cache

@@ -19,8 +19,8 @@ from tests.cuda_proof.families import FAMILIES
 
 pytestmark = pytest.mark.slow
 KERNELS = [
-    "dense", "dense in float16", "conv2d", "batch_matmul", "attention in float16", "softmax", "layer_norm",
-    "sum of rows", "transpose",
+    "dense", "dense in float16", "block weights, one row", "conv2d", "batch_matmul", "attention in float16", "softmax",
+    "layer_norm", "sum of rows", "transpose",
 ]  # fmt: skip
 
 

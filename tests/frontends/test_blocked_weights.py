@@ -34,12 +34,13 @@ def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, ...]], weigh
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def run(made: onnx.ModelProto, values: dict[str, Array], **config: str) -> tuple[Array, list[tuple[str, ...]], Any]:
+def run(made: onnx.ModelProto, values: dict[str, Array], target: str = "llvm", **config: str
+        ) -> tuple[Array, list[tuple[str, ...]], Any]:  # fmt: skip
     """The result, the operators of each kernel, and the compiled model."""
     mod, params = from_onnx(made)
     with PassContext(config={f"relay.{name}": value for name, value in config.items()}):
-        lib = relay.build(mod, target="llvm", params=params)
-    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+        lib = relay.build(mod, target=target, params=params)
+    module = graph_executor.GraphModule(lib["default"](device("cpu" if target == "llvm" else "cuda", 0)))
     for name, value in values.items():
         module.set_input(name, value)
     module.run()
@@ -125,17 +126,20 @@ def test_rows_of_a_table_are_dequantised_after_they_are_taken(tmp_path: Path):
     assert os.path.getsize(tmp_path / "table.relayc") < 2048 * (64 // 2 + 2 * 4 + 2) * 1.05 + (64 << 10)
 
 
+@pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_90"])
 @pytest.mark.parametrize("kind", ["int4", "uint8"])
-def test_artifacts_are_as_large_as_the_weights(kind, tmp_path: Path):
+def test_artifacts_are_as_large_as_the_weights(kind, target, tmp_path: Path, request: pytest.FixtureRequest):
+    if target != "llvm":
+        request.getfixturevalue("cuda_device")
     weights, _ = quantised(kind, (2048, 2048), 0, 32, with_zeros=True)
     made = model([dequantize(weights, 0, 32), helper.make_node("MatMul", ["x", "r"], ["y"])], {"x": (1, 2048)}, weights)
-    _, _, lib = run(made, {"x": np.zeros((1, 2048), np.float32)})
+    _, _, lib = run(made, {"x": np.zeros((1, 2048), np.float32)}, target)
     lib.save(str(tmp_path / "it.relayc"))
     assert os.path.getsize(tmp_path / "it.relayc") <= 1.05 * made.ByteSize()
 
 
-def test_a_table_that_is_multiplied_too_is_stored_once(tmp_path: Path):
-    """Rows of the table by GatherBlockQuantized, times the table by MatMulNBits."""
+def tied() -> tuple[onnx.ModelProto, Array]:
+    """Rows of a table by GatherBlockQuantized, times the table by MatMulNBits, and its real values."""
     rows, depth, block = 2048, 256, 32
     codes, scales = RANDOM.integers(0, 16, (rows, depth)), RANDOM.uniform(0.01, 0.1, (rows, depth // block))
     real = (codes - 8) * np.repeat(scales.astype(np.float32), block, 1)
@@ -147,11 +151,20 @@ def test_a_table_that_is_multiplied_too_is_stored_once(tmp_path: Path):
                                 block_size=block)  # fmt: skip
     made = model([gather, multiply], {"i": (2,)}, weights)
     made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made, real
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda -arch=sm_90"])
+def test_a_table_that_is_multiplied_too_is_stored_once(tmp_path: Path, target: str, request: pytest.FixtureRequest):
+    if target != "llvm":
+        request.getfixturevalue("cuda_device")
+    made, real = tied()
     indices = np.array([5, 2000])
-    result, _, lib = run(made, {"i": indices})
+    result, _, lib = run(made, {"i": indices}, target)
     np.testing.assert_allclose(result, real[indices] @ real.T, rtol=1e-4, atol=1e-3)
     lib.save(str(tmp_path / "tied.relayc"))
-    assert os.path.getsize(tmp_path / "tied.relayc") <= 1.05 * (packed.nbytes + scales.size * 4) + (32 << 10)
+    stored = {each.name: len(each.raw_data) for each in made.graph.initializer}
+    assert os.path.getsize(tmp_path / "tied.relayc") <= 1.05 * (stored["t"] + stored["s"]) + (64 << 10)
 
 
 @pytest.mark.parametrize("form", ["matmul", "transposed after", "transposed before", "axis"])

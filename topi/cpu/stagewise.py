@@ -29,7 +29,7 @@ _CONVOLUTIONS = [
     if kind == "conv" or layout[-1] != "c"
 ]
 _OTHERS = [
-    "attention", "default", "dense", "recurrent", "scan", "scatter", "sort",
+    "attention", "default", "dense", "dense_bits", "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 
 

@@ -1,5 +1,19 @@
 """Schedules for NVIDIA GPUs. Importing the package registers them."""
 
-from relayc.topi.cuda import attention, depthwise, pooling, products, reduction, rowwise, scan, sort, stagewise
+from relayc.topi.cuda import (
+    attention,
+    block_weights,
+    depthwise,
+    pooling,
+    products,
+    reduction,
+    rowwise,
+    scan,
+    sort,
+    stagewise,
+)
 
-__all__ = ["attention", "depthwise", "pooling", "products", "reduction", "rowwise", "scan", "sort", "stagewise"]
+__all__ = [
+    "attention", "block_weights", "depthwise", "pooling", "products", "reduction", "rowwise", "scan", "sort",
+    "stagewise",
+]  # fmt: skip

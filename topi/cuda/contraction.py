@@ -55,12 +55,17 @@ Group = tuple[IterVar, ...]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand as a matrix: `value` over the axes `batch`, `free` (rows or columns) and `depth`."""
+    """One operand as a matrix: `value` over the axes `batch`, `free` (rows or columns) and `depth`.
+
+    Where the value is computed from words that hold several elements along the depth, their number is `packed`, and
+    words of adjacent rows or columns are contiguous in memory.
+    """
 
     value: PrimExpr
     batch: Group
     free: Group
     depth: Group
+    packed: int = 1
 
     @property
     def dtype(self) -> str:
@@ -80,8 +85,11 @@ class Operand:
     def copy_direction(self, widest: int) -> tuple[str, int]:
         """The direction, "free" or "depth", that is contiguous in memory, and `vector_width` along it (at least 1).
 
-        If neither has contiguous runs, the one whose last axis is contiguous.
+        If neither has contiguous runs, the one whose last axis is contiguous. "words" for packed elements: as many
+        along the depth, of adjacent rows or columns.
         """
+        if self.packed > 1:
+            return "words", min(self.packed, widest)
         free, depth = self.vector_width("free", widest), self.vector_width("depth", widest)
         if free == depth == 0:
             return ("depth" if self._follows_memory(self.depth) else "free"), 1

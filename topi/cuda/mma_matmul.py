@@ -34,8 +34,8 @@ class _Slice:
     """An operand as (batch, tile, parts..., depth), or if `transposed` (batch, depth, tile, parts...).
 
     `parts` are the sizes of (half, g) or (t, e), which index a row or column of a tile. Vectors of `width` elements
-    contiguous `along` "free" or "depth" are copied. Slices keep the order of memory, except for elements of other than
-    two bytes, which `ldmatrix` can't transpose.
+    contiguous `along` "free" or "depth" are copied, those of packed "words" by threads of adjacent rows or columns.
+    Slices keep the order of memory, except for elements of other than two bytes, which `ldmatrix` can't transpose.
     """
 
     view: te.Tensor
@@ -88,6 +88,9 @@ class _Slice:
         if self.width > 1:
             inner, lanes = stage.split(inner, factor=self.width)
             stage.vectorize(lanes)
+        if self.along == "words":
+            stage.reorder(inner, outer)
+            inner, outer = outer, inner
         rest, thread = stage.split(stage.fuse(outer, inner), factor=threads)
         stage.bind(thread, thread_axis(threads))
         stage.unroll(rest)

@@ -26,7 +26,8 @@ __all__ = ["schedule_simt"]
 class _Slice:
     """An operand as a tensor (batch, depth, rows or columns), and its copy to shared memory.
 
-    Vectors of `width` elements contiguous `along` "free" (rows or columns) or "depth" are copied.
+    Vectors of `width` elements contiguous `along` "free" (rows or columns) or "depth" are copied; of packed "words",
+    single elements.
     """
 
     view: te.Tensor
@@ -37,7 +38,7 @@ class _Slice:
     def of(operand: Operand, name: str, batch: Dim, tile: int, depth: int) -> _Slice:
         """The operand padded with zeros to whole tiles of `tile` rows or columns and `depth` products."""
         along, width = operand.copy_direction(VECTOR_BYTES // operand.value.dtype.nbytes)
-        if along == "depth":
+        if along != "free":
             width = 1  # contiguous elements go to different rows of the slice
         free_size, depth_size = operand.free_size, operand.depth_size
 

@@ -6,6 +6,7 @@ short sum over them that is fused with the epilogue.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -65,4 +66,4 @@ def split_depth(
         s[c.op].unroll(s[c.op].op.reduce_axis[0])
     slices = contraction_of(partials.op)
     assert slices is not None, "a slice of a contraction is one"
-    return partials, slices
+    return partials, replace(slices, right=replace(slices.right, packed=c.right.packed))

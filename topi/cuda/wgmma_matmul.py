@@ -30,7 +30,7 @@ _SCOPE = "shared.dyn"
 
 def supports_wgmma(c: Contraction) -> bool:
     """Can the operands, of two bytes, be copied to shared memory 16 bytes at a time, the left one along the depth?"""
-    if c.left.value.dtype.nbytes != 2 or c.right.value.dtype.nbytes != 2:
+    if c.left.value.dtype.nbytes != 2 or c.right.value.dtype.nbytes != 2 or c.right.packed > 1:
         return False
     return c.left.copy_direction(_PART) == ("depth", _PART) and c.right.copy_direction(_PART)[1] == _PART
 

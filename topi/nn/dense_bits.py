@@ -100,12 +100,16 @@ def dense_bits(data: Tensor, weights: BlockWeights) -> Tensor:
     wide = accumulator_type(data.dtype)
     k = te.reduce_axis((0, weights.depth), name="k")
 
-    def body(*i: Any) -> PrimExpr:
-        weight = weights.real(i[-1] // weights.width, k, i[-1] % weights.width, wide)
-        return te.sum(te.cast(wide, data(*i[:-1], k)) * weight, axis=k)
+    def weight(n: Any, at: Any) -> PrimExpr:
+        return weights.real(n // weights.width, at, n % weights.width, wide)
 
-    shape = (*data.shape[:-1], as_dim(weights.units))
-    return rounded(te.compute(shape, body, name="dense", tag="dense"), data.dtype)
+    real = te.compute((as_dim(weights.units), as_dim(weights.depth)), weight, name="weights", tag=INJECTIVE)
+
+    def body(*i: Any) -> PrimExpr:
+        return te.sum(te.cast(wide, data(*i[:-1], k)) * real(i[-1], k), axis=k)
+
+    shape, attrs = (*data.shape[:-1], as_dim(weights.units)), {"weights": weights}
+    return rounded(te.compute(shape, body, name="dense", tag="dense_bits", attrs=attrs), data.dtype)
 
 
 def take_bits(weights: BlockWeights, indices: Tensor, dtype: str, mode: str) -> Tensor:

@@ -99,6 +99,7 @@ class DenseBits(_BlockProduct):
     """
 
     mixed_precision = MixedPrecision.NEVER
+    num_narrowed_inputs = 1
 
     units: int
     bits: int

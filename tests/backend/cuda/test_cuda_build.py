@@ -12,6 +12,7 @@ from relayc.backend.cuda.disassemble import instruction_counts
 from relayc.backend.cuda.nvrtc import _bytes, compile_flags, compile_source
 from relayc.backend.cuda.report import parse_log
 from relayc.backend.kernels import split_kernels
+from relayc.backend.runtime.sizes import evaluate, read_size
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
@@ -111,6 +112,27 @@ def test_threads_of_a_block_must_be_constant():
     s[c].bind(c.op.axis[0], te.thread_axis("threadIdx.x"))
     with pytest.raises(CompileError, match=r"threadIdx.x has n threads.*constant"):
         split_kernels(te.lower(s, [a, c], name="f")["f"], "f")
+
+
+def test_of_versions_by_a_size_only_one_has_blocks():
+    n = te.size_var("n")
+    a = te.placeholder((n,), name="A")
+    c = te.compute((n,), lambda i: a[i] + 1.0, name="C")
+
+    def launched(threads: int) -> te.Schedule:
+        s = te.create_schedule(c.op)
+        block, thread = s[c].split(c.op.axis[0], factor=threads)
+        s[c].bind(block, te.thread_axis("blockIdx.x"))
+        s[c].bind(thread, te.thread_axis("threadIdx.x"))
+        return s
+
+    large, small = launched(64), launched(8)
+    large.specialize_small(small, unless=n > 8)
+    kernels = built(large, [a, c]).functions["f"]["kernels"]
+    extents = [read_size(k["grid"][0], "grid", ["n"]) for k in kernels]
+    grids = [[evaluate(extent, {"n": size}) for extent in extents] for size in (5, 8, 9, 100)]
+    assert [k["block"][0] for k in kernels] == [64, 8]
+    assert grids == [[0, 1], [0, 1], [1, 0], [2, 0]]
 
 
 def test_a_kernel_that_can_not_be_launched_is_an_error():

@@ -51,6 +51,14 @@ def test_contractions_take_the_narrow_type_and_weights_are_rounded_once(dtype):
     assert_becomes(before, after, dtype)
 
 
+def test_packed_weights_keep_their_types():
+    x, codes, scales = relay.var("x", (4, 32)), np.full((16, 16), 0x5A, np.uint8), np.full((16, 1), 0.1)
+    product = relay.nn.dense_bits(x, codes, scales, np.full((16, 1), 3.5), 4)
+    before = relay.Function((x,), product)
+    after = relay.Function((x,), cast(product.op(cast(x, "bfloat16"), *product.args[1:]), "float32"))
+    assert_becomes(before, after, "bfloat16", ("nn.dense_bits",))
+
+
 def test_followers_stay_narrow_and_others_get_float32_back():
     x, w, v = relay.var("x", (4, 8)), weights(8, 8), weights(8, 8)
     hidden = relay.nn.relu(relay.nn.dense(x, w))
