@@ -26,7 +26,7 @@ from relayc.backend.target import Target
 from relayc.backend.vector_math import Instructions
 from relayc.te.errors import CompileError
 from relayc.te.tir import PrimFunc
-from relayc.te.tir.passes.hoist_divisions import hoist_divisions
+from relayc.te.tir.passes.hoist_invariants import hoist_invariants
 from relayc.te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CompileQueue", "Compiler", "PendingCode"]
@@ -47,7 +47,7 @@ class Compiler:
         has, machine = self._instructions(), self._code_machine()
 
         def lowered(function: PrimFunc) -> PrimFunc:
-            function = fold_lanes(hoist_divisions(lower_narrow_types(function)))
+            function = fold_lanes(hoist_invariants(lower_narrow_types(function)))
             return select_instructions(lower_intrinsics(function, has=has), machine)
 
         return emit_module([lowered(f) for f in functions], machine)

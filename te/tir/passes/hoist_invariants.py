@@ -1,8 +1,9 @@
-"""Loop-invariant code motion for divisions by symbolic sizes.
+"""Loop-invariant code motion for index arithmetic that takes more than an instruction or two.
 
-A fused index is split by dividing it by sizes. Division by a constant compiles to multiplications; division by a
-variable is one of the slowest instructions, and compilers leave it in the innermost loop, because hoisting might divide
-by 0 where the program does not.
+A fused index is split by dividing it by sizes, and the last register tile begins at a minimum. Division by a constant
+compiles to multiplications, a minimum to a comparison and a move that depends on flags, which LLVM's code generator
+leaves in the loop; division by a variable is one of the slowest instructions, and no compiler hoists it, because that
+might divide by 0 where the program does not. Sums, products and shifts are left to the code generator.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from relayc.te.tir.expr import (
     IntImm,
     Let,
     Max,
+    Min,
     Mod,
     PrimExpr,
     Range,
@@ -38,9 +40,9 @@ from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.passes.base import FunctionPass
 from relayc.te.tir.stmt import For, IfThenElse, LetStmt, Stmt
 
-__all__ = ["HoistDivisions", "hoist_divisions"]
+__all__ = ["HoistInvariants", "hoist_invariants"]
 
-_DIVISIONS = frozenset((FloorDiv, FloorMod))
+_HOISTED = frozenset((FloorDiv, FloorMod, Min, Max))
 _TRUNCATING = {FloorDiv: Div, FloorMod: Mod}
 
 
@@ -64,12 +66,12 @@ class _Hoister(Mutator):
         """depth of the scope that defines a variable; sizes and parameters have none"""
         self.data: set[Var] = set()
         """variables that hold loaded data or are bound inside an expression; divisions by them stay guarded"""
-        self.divided = nodes_with(func.body, _DIVISIONS, _divides_by_size)
+        self.changed = nodes_with(func.body, _HOISTED, _is_hoisted)
         self.done: dict[PrimExpr, PrimExpr] = {}
         """what became of expressions in the innermost scope, under the facts that hold here"""
 
     def visit(self, node: Any) -> Any:
-        if id(node) not in self.divided:
+        if id(node) not in self.changed:
             return node
         if not isinstance(node, PrimExpr):
             return super().visit(node)
@@ -107,31 +109,50 @@ class _Hoister(Mutator):
 
     def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
         then_case = node.then_case
-        if id(then_case) in self.divided:
+        if id(then_case) in self.changed:
             with self.analyzer.constraint(node.condition), self._apart():
                 then_case = self.visit(then_case)
         else_case = None if node.else_case is None else self.visit(node.else_case)
         return node.replace(condition=self.visit(node.condition), then_case=then_case, else_case=else_case)
 
     def visit_FloorDiv(self, node: FloorDiv) -> PrimExpr:
-        return self._division(node)
+        return self._division(node, "quotient")
 
     def visit_FloorMod(self, node: FloorMod) -> PrimExpr:
-        return self._division(node)
+        return self._division(node, "remainder")
 
-    def _division(self, node: FloorDiv | FloorMod) -> PrimExpr:
-        made: PrimExpr = node.rebuild(self.visit)
-        if not _divides_by_size(node):
+    def visit_Min(self, node: Min) -> PrimExpr:
+        return self._invariant(node, node.rebuild(self.visit), "minimum")
+
+    def visit_Max(self, node: Max) -> PrimExpr:
+        return self._invariant(node, node.rebuild(self.visit), "maximum")
+
+    def _division(self, node: FloorDiv | FloorMod, name: str) -> PrimExpr:
+        made: FloorDiv | FloorMod = node.rebuild(self.visit)
+        if not _is_hoisted(node):
             return made
+        if isinstance(node.b, IntImm):
+            return self._invariant(node, made, name)
         never_negative = all(self.analyzer.can_prove_less_equal(0, x) for x in (node.a, node.b))
         kind = _TRUNCATING[type(node)] if never_negative else type(node)
         depth = self._depth_of(made)
         if depth is None:
             return kind(made.a, made.b)
-        values, key = self.scopes[depth].values, (kind, _key(made.a), _key(made.b))
+        return self._computed(kind(made.a, self._without_zero(node.b, made.b)), (made.a, made.b), depth, name)
+
+    def _invariant(self, node: PrimExpr, made: Any, name: str) -> PrimExpr:
+        """What became of `node`, computed outside of the innermost loop if it does not depend on that."""
+        depth = self._depth_of(made) if _is_hoisted(node) else None
+        if depth is None or depth == len(self.scopes) - 1:
+            return made
+        return self._computed(made, (made.a, made.b), depth, name)
+
+    def _computed(self, value: PrimExpr, operands: tuple[PrimExpr, PrimExpr], depth: int, name: str) -> Var:
+        """The variable that the scope at `depth` computes: `value`, of equal `operands` once."""
+        values, key = self.scopes[depth].values, (type(value), *map(_key, operands))
         if key not in values:
-            var = Var("quotient" if type(node) is FloorDiv else "remainder", made.dtype)
-            values[key] = var, kind(made.a, self._without_zero(node.b, made.b))
+            var = Var(name, value.dtype)
+            values[key] = var, value
             self.depth[var] = depth
         return values[key][0]
 
@@ -157,9 +178,11 @@ class _Hoister(Mutator):
         return isinstance(node, BufferLoad | Call) or node in self.data
 
 
-def _divides_by_size(node: object) -> bool:
-    divides = isinstance(node, FloorDiv | FloorMod) and node.dtype in (INT32, INT64)
-    return divides and not isinstance(node.b, IntImm)  # type: ignore[union-attr]
+def _is_hoisted(node: Any) -> bool:
+    """Whether this may move: a minimum, a maximum or a division of indices, but by powers of two, which are shifts."""
+    if node.dtype not in (INT32, INT64):
+        return False
+    return isinstance(node, Min | Max) or not isinstance(node.b, IntImm) or node.b.value & (node.b.value - 1) != 0
 
 
 def _key(expr: Node) -> Hashable:
@@ -171,20 +194,20 @@ def _key(expr: Node) -> Hashable:
     return (type(expr), *[_key(child) for child in expr.node_children()])
 
 
-def hoist_divisions(func: PrimFunc) -> PrimFunc:
-    """The function with divisions of indices by sizes computed at the beginning of the loops that they depend on.
+def hoist_invariants(func: PrimFunc) -> PrimFunc:
+    """The function with divisions, minima and maxima of indices at the beginning of the loops that they depend on.
 
-    Divisors that might be 0 there are replaced by 1: no iteration uses the value then. Divisions without negative
-    operands become truncating ones, which are single instructions.
+    Those that depend on the innermost loop around them stay, but for divisions by sizes. Sizes that might be 0 are
+    replaced by 1 as divisors: no iteration uses the value then. Divisions by sizes without negative operands become
+    truncating ones, which are single instructions.
     """
-    divides = not _DIVISIONS.isdisjoint(contents_of(func.body).classes)
-    if not divides or not contains(func.body, _DIVISIONS, _divides_by_size):
+    if _HOISTED.isdisjoint(contents_of(func.body).classes) or not contains(func.body, _HOISTED, _is_hoisted):
         return func
     return func.with_body(_Hoister(func).visit(func.body))
 
 
-class HoistDivisions(FunctionPass):
-    """Divisions by symbolic sizes move out of the loops that they do not depend on."""
+class HoistInvariants(FunctionPass):
+    """Divisions, minima and maxima of indices move out of the loops that they do not depend on."""
 
     def function(self, func: PrimFunc) -> PrimFunc:
-        return hoist_divisions(func)
+        return hoist_invariants(func)

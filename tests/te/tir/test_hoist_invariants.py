@@ -1,4 +1,4 @@
-"""Divisions by symbolic sizes are hoisted out of loops, and results are unchanged."""
+"""Divisions, minima and maxima of indices are hoisted out of loops, and results are unchanged."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from relayc.te.tir import (
     decl_buffer,
 )
 from relayc.te.tir.interpreter import interpret
-from relayc.te.tir.ops import floordiv, floormod
-from relayc.te.tir.passes.hoist_divisions import hoist_divisions
+from relayc.te.tir.ops import floordiv, floormod, maximum, minimum
+from relayc.te.tir.passes.hoist_invariants import hoist_invariants
 from relayc.te.tir.verifier import verify
 
 n, i, j = SizeVar("n"), Var("i"), Var("j")
@@ -45,7 +45,7 @@ def text_of(func: PrimFunc) -> list[str]:
 def test_divisions_are_hoisted_to_the_loop_of_their_variables():
     a = decl_buffer((64,), "int32", "a")
     body = loop(i, n, loop(j, 4, BufferStore(a, floordiv(i, n) + floormod(i, n) * j, (j,))))
-    assert text_of(hoist_divisions(function(body, a))) == [
+    assert text_of(hoist_invariants(function(body, a))) == [
         "for i in range(n):",
         "quotient = truncdiv(i, max(n, 1))",
         "remainder = truncmod(i, max(n, 1))",
@@ -58,7 +58,7 @@ def test_nested_and_equal_divisions_are_computed_once():
     a = decl_buffer((64,), "int32", "a")
     inner = floordiv(i + 3, n + 1)
     body = loop(i, 8, loop(j, 4, BufferStore(a, floormod(inner, n + 2) + floordiv(i + 3, n + 1), (j,))))
-    assert text_of(hoist_divisions(function(body, a))) == [
+    assert text_of(hoist_invariants(function(body, a))) == [
         "for i in range(8):",
         "quotient = truncdiv(i + 3, n + 1)",
         "remainder = truncmod(quotient, n + 2)",
@@ -70,14 +70,29 @@ def test_nested_and_equal_divisions_are_computed_once():
 def test_possibly_negative_dividends_are_rounded_down():
     a = decl_buffer((64,), "int32", "a")
     func = function(loop(i, 8, BufferStore(a, floordiv(i - 3, n), (i,))), a)
-    assert "quotient = (i - 3) // max(n, 1)" in text_of(hoist_divisions(func))
+    assert "quotient = (i - 3) // max(n, 1)" in text_of(hoist_invariants(func))
 
 
 def test_conditions_of_branches_hold_for_the_divisions_in_them():
     a = decl_buffer((64,), "int32", "a")
     divided = BufferStore(a, floordiv(i + n - 8, n), (i,))
     func = function(IfThenElse(n >= 8, loop(i, 8, divided)), a)
-    assert "quotient = truncdiv(i + n - 8, n)" in text_of(hoist_divisions(func))
+    assert "quotient = truncdiv(i + n - 8, n)" in text_of(hoist_invariants(func))
+
+
+def test_minima_and_divisions_by_numbers_are_hoisted_out_of_loops_that_they_do_not_depend_on():
+    """The last tile of a product begins at a minimum, by which its panel's prefetches are counted."""
+    a = decl_buffer((64,), "int32", "a")
+    last = minimum(i * 4, n - 4)
+    value = floordiv(last + 3, 4) + floormod(last, 3) + maximum(j, last) + minimum(j, 5)
+    body = loop(i, n, loop(j, 8, BufferStore(a, value, (j,))))
+    assert text_of(hoist_invariants(function(body, a))) == [
+        "for i in range(n):",
+        "minimum = min(i * 4, n - 4)",
+        "remainder = minimum % 3",
+        "for j in range(8):",
+        "a[j] = (minimum + 3) // 4 + remainder + max(j, minimum) + min(j, 5)",
+    ]
 
 
 @pytest.mark.parametrize("divided", ["by data", "of data", "outside of loops", "by a number"])
@@ -90,7 +105,7 @@ def test_other_divisions_are_not_hoisted(divided: str):
         "outside of loops": BufferStore(a, floordiv(const(7), n), (const(0),)),
         "by a number": loop(i, 8, BufferStore(a, floordiv(i + n, 3), (i,))),
     }
-    lines = text_of(hoist_divisions(function(bodies[divided], a)))
+    lines = text_of(hoist_invariants(function(bodies[divided], a)))
     assert all(line.startswith(("for", "a[")) for line in lines)
 
 
@@ -103,7 +118,7 @@ def test_a_fused_and_tiled_image_is_computed_correctly(rows: int, columns: int):
     outer, _ = s[y].split(s[y].fuse(*s[y].op.axis[:2]), factor=6, tail="shift")
     s[y].parallel(outer)
     func = te.lower(s, [x, y])["main"]
-    hoisted = hoist_divisions(func)
+    hoisted = hoist_invariants(func)
     verify(hoisted)
     assert hoisted is not func
     data = np.arange(rows * columns * 4, dtype=np.float32).reshape(rows, columns, 4)
@@ -120,13 +135,13 @@ def test_divisions_by_data_are_not_hoisted():
     d = Var("d")
     body = LetStmt(d, BufferLoad(b, ()), loop(j, 4, BufferStore(a, floordiv(const(-6), d) + floormod(j, d), (j,))))
     program = function(body, a, b)
-    assert text_of(hoist_divisions(program)) == text_of(program)
+    assert text_of(hoist_invariants(program)) == text_of(program)
 
 
 def test_divisions_by_let_variables_stay_in_their_expression():
     a, d = decl_buffer((4,), "int32", "a"), Var("d")
     program = function(loop(j, 4, BufferStore(a, Let(d, n + j, floordiv(j, d)), (j,))), a)
-    hoisted = hoist_divisions(program)
+    hoisted = hoist_invariants(program)
     verify(hoisted)
     assert text_of(hoisted) == text_of(program)
 
@@ -134,7 +149,7 @@ def test_divisions_by_let_variables_stay_in_their_expression():
 def test_negative_divisors_stay_negative():
     a = decl_buffer((8,), "int32", "a")
     program = function(loop(j, 8, BufferStore(a, floordiv(j, n - 5), (j,))), a)
-    hoisted = hoist_divisions(program)
+    hoisted = hoist_invariants(program)
     verify(hoisted)
     for size in (2, 9):
         got = np.zeros(8, np.int32)
