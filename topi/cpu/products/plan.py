@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused, first_of, is_recording, note
 from relayc.topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
+from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.narrow import widened_weights
 from relayc.topi.cpu.tiling import (
     LINE_ELEMENTS,
@@ -51,8 +52,9 @@ _FEWEST_TILES = 8
 """Fewest tiles that a panel passes over while it is in the L1 cache."""
 _WASTE = 0.01
 """Most tiles that are computed twice, as a part of all."""
-_TILES_OF_DYNAMIC_ROWS = 4
-"""Tiles that prefetch the next panel where the number of rows is dynamic: a few more still leave time for it."""
+_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES = 4, 2
+"""Fewest tiles that prefetch the next panel where the number of rows is dynamic, and fewest steps of each between two
+lines, for which there are more tiles: a few more still leave time for them."""
 TILES_OF_HALF = 2
 """Most tiles of half the height, or less, for fewer rows than a tile has."""
 _ROWS_OF_A_K_BLOCK = 112
@@ -159,7 +161,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
         at_once = _tiles_per_step(p, tiles, panels_first)
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
-        consecutive = min(consecutive, _TILES_OF_DYNAMIC_ROWS)
+        consecutive = min(consecutive, max(_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step))
     block = 0 if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
@@ -212,7 +214,8 @@ class _Product:
         self.left, weights = operands(anchor)
         self.element = anchor.output(0).dtype.nbytes
         """bytes of an element of the operands; smaller ones are converted first"""
-        self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
+        self.weight_element = weights.dtype.nbytes
+        self.weight_bytes = constant_size(weights.shape) * self.weight_element
         self.has_wide_groups = has_wide_groups(anchor)
         in_panels = self.groups == 1 or self.has_wide_groups
         self.panel = panel_width(anchor) if in_panels else anchor.attrs["outputs"]
@@ -237,6 +240,11 @@ class _Product:
     def exceeds_caches(self) -> bool:
         """Whether the weights exceed all caches."""
         return self.weight_bytes > max(self.target.cache_bytes)
+
+    @property
+    def lines_of_a_step(self) -> int:
+        """Cache lines of a panel that a step reads."""
+        return -(-self.panel * self.weight_element // LINE_BYTES)
 
     @property
     def streams_weights(self) -> bool:
