@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import ml_dtypes
 import numpy as np
 import pytest
 
 from relayc import relay, te, topi
 from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.relay.interpreter import evaluate
 from relayc.relay.op.nn.recurrent import GRU, LSTM
 from relayc.te.ir import IRModule
@@ -45,6 +49,30 @@ def test_batched_entries_match_the_reference(batch, hidden):
         expected = op.reference(inputs[0], packed, *inputs[1:])
         for i, e in enumerate(expected):
             np.testing.assert_allclose(module.get_output(i).numpy(), e, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("hidden", [16, 21])
+def test_states_and_sums_of_16_bit_floats_are_float32(where, dtype, hidden):
+    """Results of many steps are those in float32, rounded once; states that are rounded in each step drift."""
+    steps, batch, kind = 60, 2, to_numpy(dtype)
+    inputs = [(0.3 * _normal(*shape)).astype(kind) for shape in
+              ((steps, batch, 3 * hidden), (1, 3 * hidden, hidden), (1, batch, hidden), (1, hidden))]  # fmt: skip
+
+    def recurrence(values: Sequence[np.ndarray]) -> relay.Function:
+        products, weight, h0, bias = values
+        of = [relay.var(name, shape=a.shape, dtype=str(a.dtype)) for name, a in (("products", products), ("h0", h0))]
+        results = relay.nn.gru(of[0], relay.const(weight), of[1], relay.const(bias))
+        return relay.Function(tuple(of), relay.Tuple(results))
+
+    widened = [a.astype("float32") for a in inputs]
+    function, expected = recurrence(inputs), evaluate(recurrence(widened), widened[::2])
+    target = "llvm" if where.kind == "cpu" else "cuda"
+    module = graph_executor.GraphModule(relay.build(IRModule({"main": function}), target)["default"](where))
+    module.run(products=inputs[0], h0=inputs[2])
+    for i, values in enumerate(expected):
+        found = module.get_output(i).numpy().astype("float32")
+        np.testing.assert_allclose(found, values, rtol=float(ml_dtypes.finfo(kind).eps) * 0.51, atol=1e-6)
 
 
 def test_recurrences_of_dynamic_length_and_batch_are_launched(cuda_device):

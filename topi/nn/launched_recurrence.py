@@ -16,7 +16,6 @@ from relayc import te
 from relayc.te.tir import PrimExpr
 from relayc.te.tir.ir_builder import BufferView
 from relayc.topi.nn.recurrence import Block, Recurrence, Step
-from relayc.topi.utils import accumulator_type
 
 __all__ = ["LaunchedRecurrence"]
 
@@ -52,14 +51,9 @@ class LaunchedRecurrence(Recurrence):
     own: BufferView
 
     @property
-    def wide(self) -> str:
-        """The accumulator type."""
-        return accumulator_type(str(self.dtype))
-
-    @property
     def entries(self) -> int:
         """Batch entries of a thread block."""
-        most = max(_BYTES_OF_ENTRIES // self.dtype.nbytes, 1)
+        most = max(_BYTES_OF_ENTRIES // self.products.buffer.dtype.nbytes, 1)
         return min(self.batch, most) if isinstance(self.batch, int) else most
 
     @property
@@ -105,13 +99,13 @@ class LaunchedRecurrence(Recurrence):
         """A state times the panels of `gates` of one block: NR sums for each entry and gate of the thread block."""
         ib, entries, slices = self.ib, self.entries, self.slices
         self.summed = count = len(gates)
-        shared = ib.allocate(self.wide, (slices, entries, count, self.lanes), "shared", scope="shared")
+        shared = ib.allocate(self.dtype, (slices, entries, count, self.lanes), "shared", scope="shared")
         self.total = ib.allocate(self.dtype, (entries, count, self.lanes), "total", scope="shared")
         self.own = ib.allocate(self.dtype, count, "own", scope="local")
-        sums = ib.allocate(self.wide, (entries, count), "sums", scope="local")
+        sums = ib.allocate(self.dtype, (entries, count), "sums", scope="local")
         places = list(itertools.product(range(entries), range(count)))
         for place in places:
-            sums[place] = te.const(0, self.wide)
+            sums[place] = te.const(0, self.dtype)
         with ib.for_range(0, -(-self.depth // slices), "k") as k:
             unit = ib.let("read", k * slices + self.slice)
             with ib.if_scope(unit < self.depth):
@@ -129,11 +123,11 @@ class LaunchedRecurrence(Recurrence):
             item = ib.let("item", turn * threads + self.slice * self.lanes + self.lane)
             with ib.if_scope(item < count):
                 place = (item // (gates * lanes), item // lanes % gates, item % lanes)
-                whole = ib.allocate(self.wide, 1, "whole", scope="local")
-                whole[0] = te.const(0, self.wide)
+                whole = ib.allocate(self.dtype, 1, "whole", scope="local")
+                whole[0] = te.const(0, self.dtype)
                 with ib.for_range(0, self.slices, "slice") as part:
                     whole[0] = whole[0] + shared[(part, *place)]
-                self.total[place] = te.cast(self.dtype, whole[0])
+                self.total[place] = whole[0]
 
     def _add_products(
         self, sums: BufferView, source: BufferView, state: tuple[Any, Any], at: Block, gates: Sequence[int], unit: Any
@@ -141,9 +135,9 @@ class LaunchedRecurrence(Recurrence):
         """Add the products of a unit of the state to the thread's sums (entry, gate)."""
         ib = self.ib
         panels = [self.weights[at.direction, at.number, gate, unit, self.lane] for gate in gates]
-        weights = [ib.let("weight", te.cast(self.wide, weight)) for weight in panels]
+        weights = [ib.let("weight", te.cast(self.dtype, weight)) for weight in panels]
         for entry in range(self.entries):
             b = te.min(self.first + entry, self.batch - 1)  # entries beyond the last are unused
-            value = ib.let("value", te.cast(self.wide, source[(*state, b, unit)]))
+            value = ib.let("value", te.cast(self.dtype, source[(*state, b, unit)]))
             for n, weight in enumerate(weights):
                 sums[entry, n] = sums[entry, n] + value * weight

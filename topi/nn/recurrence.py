@@ -27,6 +27,7 @@ from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.te.tir.ops import bitwise_and, bitwise_or, left_shift
 from relayc.topi.loops import loop_nest
 from relayc.topi.nn.gates import Gates
+from relayc.topi.utils import accumulator_type
 
 __all__ = ["Block", "Recurrence", "Step"]
 
@@ -70,6 +71,7 @@ class Block:
 class Recurrence:
     """The loops common to all recurrences; `h` holds two copies of the hidden states, read and written alternately.
 
+    States and sums of 16-bit floats are float32, `dtype`: only weights, inputs and results have 16 bits.
     With quantised weights, the `depth` steps of a sum are two units each, `codes` holds copies of the states as pairs
     of integers, and `unit` (D, B) their scales.
     """
@@ -85,7 +87,7 @@ class Recurrence:
         self.directions, self.blocks, self.gate_count, self.depth, self.lanes = shape
         self.direction_bytes = math.prod(shape[1:]) * weights.dtype.nbytes
         self.hidden = int(h0.shape[-1])  # type: ignore[arg-type]
-        self.dtype = products.dtype
+        self.dtype = accumulator_type(str(products.dtype))
         self.h = self.state("h", 2)
         self.load(self.h, h0)
         self.codes: BufferView | None = None
@@ -104,13 +106,14 @@ class Recurrence:
         initial = self.ib.buffer(source)
         units = self.blocks * self.lanes
         with loop_nest(self.ib, (self.directions, self.batch, units), independent=True) as (d, b, j):
-            state[0, d, b, j] = te.if_then_else(j < self.hidden, initial[d, b, j], te.const(0, self.dtype))
+            value = te.cast(self.dtype, initial[d, b, j])
+            state[0, d, b, j] = te.if_then_else(j < self.hidden, value, te.const(0, self.dtype))
 
     def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
         """Store a copy of `state` to (D, B, H)."""
         result = self.ib.buffer(out)
         with loop_nest(self.ib, (self.directions, self.batch, self.hidden), independent=True) as (d, b, j):
-            result[d, b, j] = state[copy, d, b, j]
+            result[d, b, j] = te.cast(out.dtype, state[copy, d, b, j])
 
     def _encode_first(self) -> None:
         """Quantise the initial states: to 16 bits, or fewer such that sums of their products fit 32."""
@@ -271,7 +274,7 @@ class Recurrence:
                     here, step = chain * width + n * lanes + lane, k * chains + chain
                     weight = self.weights[at.direction, at.number, gate, step, lane]
                     place = (copy, at.direction, first + row, step)
-                    term = source[place] * weight if self.codes is None else te.dot2(
+                    term = source[place] * te.cast(self.dtype, weight) if self.codes is None else te.dot2(
                         self.codes[place], te.byte_pairs(weight)
                     )  # fmt: skip
                     sums[here] = sums[here] + term
@@ -305,7 +308,7 @@ class Recurrence:
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
         """``source[*index, unit]``, 0 for padding units of the last block. `index` may end with an offset."""
         *outer, offset = index
-        value = source[(*outer, offset + unit)]
+        value = te.cast(self.dtype, source[(*outer, offset + unit)])
         if self.hidden % self.lanes == 0:
             return value
         return te.if_then_else(unit < self.hidden, value, te.const(0, self.dtype))
@@ -325,7 +328,7 @@ class Recurrence:
         """The new hidden state of a unit, and the output of the step."""
         d = at.direction
         self.h[at.after, d, b, unit] = self.kept(at, b, value, self.h[at.now, d, b, unit])
-        result = self.kept(at, b, self.h[at.after, d, b, unit], te.const(0, self.dtype))
+        result = te.cast(y.buffer.dtype, self.kept(at, b, self.h[at.after, d, b, unit], te.const(0, self.dtype)))
         if self.hidden % self.lanes == 0:
             y[at.time, b, d, unit] = result
         else:
