@@ -110,6 +110,15 @@ class FunctionText:
             self._trail.append(instruction)
         return name
 
+    def load(self, instruction: str, state: int) -> str:
+        """Append a load, or reuse an equal one that dominates this point and read the same state of the memory."""
+        key = f"{state} {instruction}"
+        name = self._known.get(key)
+        if name is None:
+            name = self._known[key] = self.value(instruction)
+            self._trail.append(key)
+        return name
+
     def effect(self, instruction: str) -> None:
         """Append an instruction that has no value."""
         self._lines.append("  " + instruction)

@@ -29,9 +29,13 @@ _LENGTHS = (128, 256, 512)
 def emit_store(e: Emitter, store: BufferStore) -> None:
     """Emit a store; those of accumulations are separated and remembered."""
     factor = _factor(e, store)
-    if factor is not None:
+    if factor is None:
+        e.accumulating = None
+    else:
         _end_pair(e, factor)
+        e.reads_operands = _is_of_step(e, store)
     store_elements(e, store)
+    e.reads_operands = False
     kept = factor is not None and e.shares_base and store.buffer.data in e.on_stack
     ramp = as_ramp(e, store.indices[-1]) if kept and store.value.dtype.lanes > 1 else None
     if ramp is not None:
@@ -39,6 +43,24 @@ def emit_store(e: Emitter, store: BufferStore) -> None:
         e.accumulators.append(
             (store.value.dtype, element_address(e, store.buffer, base), align_of(e, store.buffer, base))
         )
+
+
+def _is_of_step(e: Emitter, store: BufferStore) -> bool:
+    """Whether an accumulation is one of a step, the first or another one: of those in one local buffer, each elsewhere.
+
+    A step loads each vector that it multiplies once. From memory that the function writes, as panels that it converts,
+    LLVM would load it again behind each barrier.
+    """
+    pointer, of = store.buffer.data, store.value.dtype
+    ramp = as_ramp(e, store.indices[-1]) if pointer in e.on_stack and of.lanes > 1 else None
+    if ramp is None:
+        e.accumulating = None
+        return False
+    if pointer is not e.accumulating or ramp in e.updated:
+        e.accumulating, e.steps = pointer, e.steps + 1
+        e.updated.clear()
+    e.updated.add(ramp)
+    return True
 
 
 def _factor(e: Emitter, store: BufferStore) -> PrimExpr | None:
@@ -70,6 +92,7 @@ def end_step(e: Emitter) -> None:
     it; pairs always do.
     """
     text, pairs, e.same_factor = e.text, len(e.same_factor) == _PAIR, []
+    e.accumulating = None
     if not ((pairs or e.machine.pins_accumulators) and _are_in_registers(e)):
         text.effect(f"call void {_BARRIER.format('')}()")
         return

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.machine import Machine
 from relayc.te.dtype import DType
-from relayc.te.tir import BufferStore, PrimExpr, Stmt, Var
+from relayc.te.tir import BufferStore, PrimExpr, SeqStmt, Stmt, Var
 
 __all__ = ["Emitter", "Index", "Rules"]
 
@@ -86,6 +86,15 @@ class Emitter:
     """Store that was emitted -> the broadcast factor of its accumulation, None where it isn't one."""
     same_factor: list[PrimExpr] = field(default_factory=list)
     """The broadcast factors of the latest accumulations, which multiply the same one by several vectors."""
+    accumulating: Var | None = None
+    """Pointer of the local memory that a step of accumulations, which has not ended yet, adds to: all that it
+    changes."""
+    updated: set[object] = field(default_factory=set)
+    """The accumulators that the step has updated, by their indices."""
+    steps: int = 0
+    """Steps of accumulations so far."""
+    reads_operands: bool = False
+    """Is an accumulation of the step being emitted? Then loads from other memory are those of its operands."""
     stack_left: int = STACK_TOTAL
     workspaces: list[str] = field(default_factory=list)
     """Addresses of the workspace allocated at this point of the function, in the order of allocation."""
@@ -97,7 +106,9 @@ class Emitter:
         return self.rules.expressions[expr.__class__](self, expr)
 
     def emit(self, stmt: Stmt) -> None:
-        """Emit a statement."""
+        """Emit a statement; all but accumulations, and sequences of them, end a step of these."""
+        if stmt.__class__ is not BufferStore and stmt.__class__ is not SeqStmt:
+            self.accumulating = None
         self.rules.statements[stmt.__class__](self, stmt)
 
     def child(self, text: FunctionText) -> Emitter:

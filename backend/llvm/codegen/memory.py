@@ -66,9 +66,11 @@ def align_of(e: Emitter, buffer: Buffer, index: Index) -> int:
 
 
 def load_elements(e: Emitter, buffer: Buffer, index: Index, of: DType) -> str:
-    """Load consecutive elements as a value of type `of`."""
+    """Load consecutive elements as a value of type `of`; vectors that a step of accumulations multiplies, once."""
     address, align = element_address(e, buffer, index), align_of(e, buffer, index)
-    return from_memory(e, e.text.value(f"load {memory_type(of)}, ptr {address}, align {align}"), of)
+    load = f"load {memory_type(of)}, ptr {address}, align {align}"
+    of_step = e.reads_operands and of.lanes > 1 and buffer.data is not e.accumulating
+    return from_memory(e, e.text.load(load, e.steps) if of_step else e.text.value(load), of)
 
 
 def from_memory(e: Emitter, value: str, of: DType) -> str:

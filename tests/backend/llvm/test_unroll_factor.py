@@ -108,6 +108,30 @@ def test_accumulators_pass_between_steps_in_registers(processor: str, through: b
     assert "(%rsp)" not in lib.get_source("asm")
 
 
+def test_a_step_loads_each_of_two_separate_vectors_once():
+    """From memory that the function writes they were loaded again behind the barrier of each row: 42 loads a step."""
+    rows, lanes, steps = 14, 16, 4
+    a, b = te.placeholder((rows, 64), "float32", "a"), te.placeholder((2, 64, lanes), "float32", "b")
+    k = te.reduce_axis((0, 64), "k")
+    panels = te.compute(b.shape, lambda *i: b(*i) * 2, name="panels")
+    c = te.compute((rows, 2 * lanes), lambda i, j: te.sum(a[i, k] * panels[j // lanes, k, j % lanes], k), name="c")
+    s = te.create_schedule([c.op])
+    tile = s.cache_write(c, "local")
+    for tensor in (c, tile):
+        i, j = s[tensor].op.axis
+        each, lane = s[tensor].split(j, factor=lanes)
+        if tensor is tile:
+            s[tile].reorder(k, i, each, lane)
+        s[tensor].unroll(i)
+        s[tensor].unroll(each)
+        s[tensor].vectorize(lane)
+    text = backend.build(te.lower(s, [a, b, c]), target=Target(AVX512)).get_source("asm")
+    (body,) = [b.split("\tj")[0] for b in re.split(r"\n\.LBB", text) if b.count("vfmadd") == steps * 2 * rows]
+    vectors = [line for line in body.splitlines() if re.search(r"\(%r\w+\S*, .*%zmm", line)]
+    assert len([line for line in vectors if not re.search("broadcast|1to16", line)]) == steps * 2
+    assert "(%rsp)" not in body
+
+
 def test_a_tile_of_nearly_all_registers_does_not_spill():
     """14 x 2 vectors of a strided convolution: one of the accumulators was in memory, a dependence in each step."""
     x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
