@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from relayc import relay, te
 from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
 from relayc.relay.op.nn.dense_bits import dense_bits
 from relayc.relay.transform import PassContext
 from relayc.te.ir import IRModule
@@ -86,6 +88,28 @@ def test_dynamic_rows(rows, bits, activations, target):
     result = run(body, [x], [data], target, activations=activations)
     used = in_int8(data, 32) if activations == "int8" else data
     np.testing.assert_allclose(result, np.maximum(used @ real.T + bias, 0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", [HOST, "llvm -mcpu=icelake-server -mtriple=x86_64-unknown-linux-gnu"])
+@pytest.mark.parametrize(("bits", "activations"), [(4, "int8"), (8, "int8"), (4, "float")])
+@pytest.mark.parametrize("columns", [32, 60, 80])
+@pytest.mark.parametrize("rows", [6, 8, 20, 33])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tiles_of_two_panels(dynamic, rows, columns, bits, activations, target):
+    """Where several tiles of rows read each panel; whole ones, a partial last one, and an odd number of them."""
+    if "icelake" in target and "avx512vnni" not in Target(HOST).features:
+        pytest.skip("the code is for AVX-512 with VNNI, which this processor lacks")
+    packed, scales, points, real = weights(columns, 96, 32, bits, "codes")
+    x, data = relay.var("x", (te.size_var("rows") if dynamic else rows, 96)), normal(rows, 96)
+    bias = normal(columns)
+    body = relay.nn.gelu(dense_bits(x, packed, scales, points, bits) + relay.const(bias))
+    plain = run(dense_bits(x, packed, scales, points, bits), [x], [data], target, activations=activations)
+    result = run(body, [x], [data], target, activations=activations)
+    used = in_int8(data, 32) if activations == "int8" else data
+    np.testing.assert_allclose(plain, used.astype(np.float64) @ real.T, rtol=1e-4, atol=1e-3)
+    sums = (plain + bias).astype(np.float64)
+    erf = np.vectorize(math.erf)(sums / np.sqrt(2))
+    np.testing.assert_allclose(result, sums * (1 + erf) / 2, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", [HOST, HASWELL, "llvm -mcpu=x86-64-v2"])

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "for_any_rows", "place_panels", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product",
-    "tile_results",
+    "tile_results", "versions",
 ]  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
-    apart = plan.narrow_last
+    apart = plan.narrow_last or plan.panels_of_a_tile > 1
     _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, apart=apart, run=run)
     return tile
 
@@ -166,7 +166,7 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
         if not tiles.block and fewest > 1:
             plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
             schedules.append(_dense_packed(outs, anchor, target, [plan, *fewer_rows(plan)][-1]))
-        return _versions(schedules)
+        return versions(schedules)
 
     return first_of("product", (("AMX tiles", by_tiles), ("register tiles", by_vectors)))
 
@@ -179,10 +179,10 @@ def for_any_rows(
     """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has, down to `heights`."""
     counted = not all(isinstance(d, int) for d in rows)
     plans = [plan, *(fewer_rows(plan, heights) if counted else ())]
-    return _versions([schedule(outs, anchor, target, p) for p in plans])
+    return versions([schedule(outs, anchor, target, p) for p in plans])
 
 
-def _versions(schedules: Sequence[te.Schedule]) -> te.Schedule:
+def versions(schedules: Sequence[te.Schedule]) -> te.Schedule:
     """The first schedule; where there are fewer rows than its tiles have, the next one."""
     for s, smaller in pairwise(schedules):
         s.specialize_small(smaller)
@@ -237,8 +237,8 @@ def tile_results(
         *row_axes, column = s[order.source].op.axis
         row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
         # LLVM scalarises the transpose of a long vector that is used in part
-        partial = constant_size(order.result.shape[-1:]) % plan.panel != 0
-        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=partial)
+        apart = constant_size(order.result.shape[-1:]) % plan.panel != 0 or plan.panels_of_a_tile > 1
+        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=apart)
     else:
         accumulator = local_accumulator(s, anchor, out)
         row, column = order.loops(s, out)

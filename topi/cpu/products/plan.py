@@ -120,6 +120,8 @@ class ProductPlan:
     """the last panel is partial, but in one loop with the others: its tiles have only as many vectors as it needs"""
     masked_last: bool = False
     """stores are masked for a partial last panel, in place of tiles of its own: half of the code"""
+    panels_of_a_tile: int = 1
+    """panels, as weights are stored, that a tile of `width` columns spans: its vectors are then apart"""
     streams_few_rows: bool = False
     """tiles of half the height prefetch the next panel, where the number of rows is dynamic"""
     tiles_of_a_block: int = 0
