@@ -28,6 +28,13 @@ RC_DEVICE float rc_float16_value(unsigned short bits) {
   return x;
 }
 
+// 2 to the power x, with an error of a few units in the last place; results below 2^-126 are 0.
+RC_DEVICE float rc_exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // The number of random draws of each stream so far.
 [[maybe_unused]] static __device__ unsigned int rc_draws[128];
 

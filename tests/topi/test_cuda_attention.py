@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 
 from relayc import backend, te, topi
+from relayc.backend.runtime import Module
 from relayc.backend.target import Target
 from relayc.relay.op.common import numpy_dtype
 from relayc.te.ir import IRModule
@@ -58,7 +59,7 @@ def test_attention(cuda_device, heads, groups, causal, dtype):
 
 @dataclass(frozen=True)
 class Case:
-    """Attention in 16-bit floats; `symbolic`: the numbers of queries and keys are not known while compiling."""
+    """Attention in 16-bit floats."""
 
     queries: int
     keys: int
@@ -72,30 +73,28 @@ class Case:
     mask: str = ""
     bias: bool = False
     softcap: float = 0.0
-    symbolic: bool = False
 
     def __str__(self) -> str:
         changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return ",".join(changed)
 
 
+LENGTHS = (1, 7, 64, 100, 257)
 CASES = [
-    *[Case(n, n, causal=causal, symbolic=symbolic)
-      for n in (1, 7, 64, 100, 257) for causal in (False, True) for symbolic in (False, True)],
+    *[Case(n, n, causal=causal) for n in LENGTHS for causal in (False, True)],
     *[Case(70, 90, depth, causal=True) for depth in (16, 20, 32, 33, 80, 96, 128, 192)],
     *[Case(70, 90, 64, width) for width in (7, 18, 40, 128)],
     *[Case(40, 130, heads=6, groups=groups, batch=2, causal=True) for groups in (1, 2, 6)],
-    *[Case(40, 130, mask=mask, symbolic=known) for mask in ("float16", "float32", "bool") for known in (False, True)],
-    *[Case(100, 30, causal=True, symbolic=symbolic) for symbolic in (False, True)],
+    *[Case(40, 130, mask=mask) for mask in ("float16", "float32", "bool")],
+    Case(100, 30, causal=True),
     Case(50, 128, mask="bool", bias=True, softcap=5.0),
     Case(128, 128, mask="float16", causal=True, batch=2),
     Case(65, 127, dtype="bfloat16", mask="bool", causal=True),
 ]  # fmt: skip
 
 
-def tensors(case: Case) -> tuple[list[te.Tensor], te.Tensor]:
-    """The arguments and the result."""
-    queries, keys = (te.size_var("s"), te.size_var("t")) if case.symbolic else (case.queries, case.keys)
+def tensors(case: Case, queries: te.Dim, keys: te.Dim) -> tuple[list[te.Tensor], te.Tensor]:
+    """The arguments and the result, for so many queries and keys."""
     shapes = [(case.batch, case.heads, queries, case.depth), (case.batch, case.groups, keys, case.depth),
               (case.batch, case.groups, keys, case.width or case.depth)]  # fmt: skip
     q, k, v = [te.placeholder(shape, case.dtype, n) for n, shape in zip("qkv", shapes, strict=True)]
@@ -108,35 +107,56 @@ def tensors(case: Case) -> tuple[list[te.Tensor], te.Tensor]:
     return [q, k, v, *added.values()], out
 
 
-def one_kernel(case: Case, arch: str = "sm_90") -> tuple[IRModule, Target, list[te.Tensor]]:
-    """The attention lowered, which has to be by one kernel even where the model says that four are faster."""
-    target, (arguments, out) = Target(f"cuda -arch={arch}"), tensors(case)
+def lowered(
+    case: Case, arch: str = "sm_90", symbolic: bool = False, choice: str = "one kernel"
+) -> tuple[IRModule, Target, list[te.Tensor]]:
+    """The attention lowered, by one kernel or four whichever the model predicts to be faster."""
+    target = Target(f"cuda -arch={arch}")
+    sizes = (te.size_var("s"), te.size_var("t")) if symbolic else (case.queries, case.keys)
+    arguments, out = tensors(case, *sizes)
     with pytest.MonkeyPatch.context() as patch, recording() as decisions:
-        patch.setattr(attention, "_cycles_of_four", lambda facts: float("inf"))
+        patch.setattr(attention, "_cycles_of_four", lambda facts: float("inf") if choice == "one kernel" else 0.0)
         schedule = schedule_for([out], target)
-    assert any(d.choice == "one kernel" for d in decisions), decisions
-    return te.lower(schedule, [*arguments, out]), target, [*arguments, out]
+    assert any(d.choice == choice for d in decisions), decisions
+    return te.lower(schedule, [*arguments, out]), target, arguments
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_in_one_kernel(cuda_device, case):
-    module, target, arguments = one_kernel(case)
+def check_results(cuda_device, library: Module, case: Case, arguments: list[te.Tensor]) -> None:
     sizes = {"s": case.queries, "t": case.keys}
     inputs: list[backend.nd.NDArray] = []
-    for tensor in arguments[:-1]:
+    for tensor in arguments:
         values = RNG.standard_normal([d if isinstance(d, int) else sizes[d.name] for d in tensor.shape])
         typed = values > 0 if tensor.dtype.is_bool else values.astype(numpy_dtype(str(tensor.dtype)))
         inputs.append(backend.nd.array(typed, cuda_device))
     arrays = [x.numpy() if str(x.dtype) == "bool" else x.numpy().astype("float32") for x in inputs]
-    named = dict(zip([t.op.name for t in arguments], arrays, strict=False))
-    shape = (case.batch, case.heads, case.queries, case.width or case.depth)
-    result = backend.nd.empty(shape, case.dtype, cuda_device)
-    backend.build(module, target=target)(*inputs, result)
+    named = dict(zip([t.op.name for t in arguments], arrays, strict=True))
+    result = backend.nd.empty((case.batch, case.heads, case.queries, case.width or case.depth), case.dtype, cuda_device)
+    library(*inputs, result)
     reference = expected(
         *arrays[:3], 0.125, case.causal, named.get("mask"), named.get("bias"), case.softcap
     )
     tolerance = 2e-2 if case.dtype == "bfloat16" else 3e-3
     np.testing.assert_allclose(result.numpy().astype("float32"), reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_in_one_kernel(cuda_device, case):
+    module, target, arguments = lowered(case)
+    check_results(cuda_device, backend.build(module, target=target), case, arguments)
+
+
+@pytest.mark.parametrize("case", [Case(0, 0), Case(0, 0, causal=True), Case(0, 0, 20, mask="bool")], ids=str)
+def test_one_kernel_serves_any_lengths(cuda_device, case):
+    module, target, arguments = lowered(case, symbolic=True)
+    library = backend.build(module, target=target)
+    for queries, keys in [*zip(LENGTHS, LENGTHS, strict=True), (1, 257), (100, 30)]:
+        check_results(cuda_device, library, replace(case, queries=queries, keys=keys), arguments)
+
+
+def test_attention_in_16_bits_in_four_kernels(cuda_device):
+    case = Case(50, 60, groups=1, mask="float16", causal=True)
+    module, target, arguments = lowered(case, choice="four kernels")
+    check_results(cuda_device, backend.build(module, target=target), case, arguments)
 
 
 CHECKED = [
@@ -149,13 +169,13 @@ CHECKED = [
 
 @pytest.mark.parametrize("case", CHECKED, ids=str)
 def test_the_kernel_has_no_races(case):
-    module, target, _ = one_kernel(case)
+    module, target, _ = lowered(case)
     assert proof.check_kernels([module["main"]], str(target.get("arch"))) == 1
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("depth", [64, 80, 128, 192])
+@pytest.mark.parametrize("depth", [64, 128])
 def test_the_kernel_fits_the_registers(depth, arch):
-    module, _, _ = one_kernel(Case(1024, 1000, depth, heads=96, groups=96, causal=True, mask="float16"), arch)
+    module, _, _ = lowered(Case(1024, 1000, depth, heads=96, groups=96, causal=True, mask="float16"), arch)
     (report,) = proof.compile_for([module["main"]], arch).report.values()
     assert report["spill_loads"] == report["spill_stores"] == report["stack"] == 0

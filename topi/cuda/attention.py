@@ -75,10 +75,10 @@ class _Attention(KernelFacts):
         return readers[0] if len(readers) == 1 and read == {"attention", "attention_sum"} and not outputs else None
 
     def fused(self) -> FusedAttention | None:
-        """The parts of one kernel; None where an operand is no element of (batch, head, row, depth)."""
-        product, score, total = (self.found[f"attention_{name}"] for name in ("product", "score", "sum"))
+        """The parts of one kernel; None where others read what is inside of it."""
+        product, score, normalized = self.found["attention_product"], self.found["attention_score"], self.normalized
         scores, mixed = factors_of(product), factors_of(self.anchor)
-        if scores is None or mixed is None or not isinstance(self.anchor, te.ComputeOp):
+        if normalized is None or scores is None or mixed is None or not isinstance(self.anchor, te.ComputeOp):
             return None
         (query, key), (_, value) = scores[1], mixed[1]
         b, h, row, column = product.axis
@@ -88,7 +88,7 @@ class _Attention(KernelFacts):
             Operand(query, (b, h), (row,), tuple(product.reduce_axis)),
             Operand(key, (b, h), (column,), tuple(product.reduce_axis)),
             Operand(substitute(value, at), (b, h), (own[3],), tuple(self.anchor.reduce_axis)),
-            product.output(0), score, self.result, total.output(0), bool(self.anchor.attrs["causal"]),
+            product.output(0), score, normalized.output(0), bool(self.anchor.attrs["causal"]),
         )  # fmt: skip
 
 
@@ -103,8 +103,8 @@ def _one_kernel(facts: _Attention) -> te.Schedule | Refused:
     """Scores and weights in registers."""
     if not facts.is_whole:
         return Refused("some of its stages are no formulas")
-    normalized, parts = facts.normalized, facts.fused()
-    if normalized is None or parts is None:
+    parts = facts.fused()
+    if parts is None:
         return Refused("its intermediate results are read by other operators")
     instruction = _instruction(parts, facts.target)
     if isinstance(instruction, Refused):
@@ -113,7 +113,7 @@ def _one_kernel(facts: _Attention) -> te.Schedule | Refused:
     if isinstance(tile, Refused):
         return tile
     inside = [*facts.found.values(), facts.anchor]
-    s, out = start_schedule(facts.outs, normalized, facts.target, separate=inside)
+    s, out = start_schedule(facts.outs, parts.normalized.op, facts.target, separate=inside)
     s.recompute(out, parts.compute(_compute(s, out), tile, instruction))
     return s
 

@@ -19,7 +19,19 @@ from typing import Any
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.rewrite import map_reads
-from relayc.te.tir import Buffer, BufferLoad, Dim, PrimExpr, ProducerLoad, Select, Stmt, Var, const, ir_builder
+from relayc.te.tir import (
+    Buffer,
+    BufferLoad,
+    Dim,
+    PrimExpr,
+    ProducerLoad,
+    Select,
+    Stmt,
+    StringImm,
+    Var,
+    const,
+    ir_builder,
+)
 from relayc.te.tir.ir_builder import BufferView
 from relayc.te.tir.ops import call_intrin
 from relayc.te.tir.passes.inject_software_pipeline import PIPELINE_SCOPE
@@ -40,8 +52,8 @@ _ALL_LANES = 0xFFFFFFFF
 class FusedAttention:
     """The parts of attention: operands over (batch, head) and an axis of their own, and the formulas around them.
 
-    `score` is computed from `product`, at its own index; `out`, the kernel's result, from the sums of weighted values
-    `mixed` and of the weights `total`. `causal`: keys of later positions than the query's are hidden.
+    `score` is computed from `product`, at its own index; the kernel's result from `normalized`, the mean of the values
+    by their weights. `causal`: keys of later positions than the query's are hidden.
     """
 
     query: Operand
@@ -49,16 +61,15 @@ class FusedAttention:
     value: Operand
     product: te.Tensor
     score: te.ComputeOp
-    mixed: te.Tensor
-    total: te.Tensor
+    normalized: te.Tensor
     causal: bool
 
     def compute(self, out: te.ComputeOp, tile: AttentionTile, instruction: Multiply) -> te.Tensor:
         """The result of `out`, computed by one kernel."""
         operands = [operand.value for operand in (self.query, self.key, self.value)]
-        formulas = [*operands, self.score_formula, _formula(out, self.mixed.op)]
+        formulas = [*operands, self.score_formula, self.result_formula(out)]
         loads = [n for n in post_order(formulas) if isinstance(n, ProducerLoad)]
-        own = (self.product, self.mixed, self.total)
+        own = (self.product, self.normalized)
         inputs = list(dict.fromkeys([n.producer for n in loads if n.producer not in own]))
 
         def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -71,11 +82,12 @@ class FusedAttention:
     @property
     def score_formula(self) -> PrimExpr:
         """A score of its axes and the product."""
-        return _formula(self.score, self.product.op)
+        return inlined(self.score.body[0], self.product.op)
 
-
-def _formula(op: te.ComputeOp, of: te.Operation) -> PrimExpr:
-    return inlined(op.body[0], of)
+    def result_formula(self, out: te.ComputeOp) -> PrimExpr:
+        """An element of `out` of its axes and the mean."""
+        own = [axis.var for axis in out.axis]
+        return self.normalized(*own) if out is self.normalized.op else inlined(out.body[0], self.normalized.op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,24 +359,28 @@ class _Writer:
         """Write the result, two adjacent elements at a time where that many are aligned."""
         ib, a, tile, width = self.ib, self.attention, self.tile, self.attention.value.free_size
         assert isinstance(width, int)
-        formula, axes = _formula(self.out, a.mixed.op), [axis.var for axis in self.out.axis]
+        formula, axes = a.result_formula(self.out), [axis.var for axis in self.out.axis]
         even, out = width % 2 == 0, ib.buffer(self.result)
         with self.unrolled(i=tile.fragments, half=2) as (i, half):
             whole = self.registers(self.wide, (1,), "whole")
             whole[0] = total[i, half]
             self.across_columns(whole, lambda x, y: x + y)
-            computed, row = {a.total: ib.let("divisor", whole[0])}, self.row(i, half)
+            nothing, one = (const(n, self.wide) for n in (0, 1))
+            share = ib.let("share", one / te.select(whole[0] == nothing, one, whole[0]))  # one division for the row
+            row = self.row(i, half)
             with self.where(within(row, self.length, tile.rows, 1)), self.unrolled(j=-(-width // COLUMNS)) as (j,):
                 first = j * COLUMNS + self.t * 2
                 pair = self.where(within(first, width, COLUMNS, 2) if even else [])
                 with pair, self.pair(even) as e, self.where([] if even else within(first + e, width, COLUMNS, 1)):
                     index = (*self.batch_index(), row, first + e)
                     at = dict(zip(axes, index, strict=True))
-                    out[index] = self.read(_at(formula, at), {**computed, a.mixed: sums[i, j, half, e]})
+                    mean = te.cast(str(a.normalized.dtype), sums[i, j, half, e] * share)
+                    out[index] = self.read(_at(formula, at), {a.normalized: mean})
 
 
 def _exponential(x: PrimExpr) -> PrimExpr:
-    return te.exp2(x * const(_LOG2_E, x.dtype))
+    """exp(x) to a few units in the last place of float32, of which 16-bit weights keep at most eleven bits."""
+    return call_intrin(x.dtype, "call_extern", StringImm("rc_exp2_approx"), x * const(_LOG2_E, x.dtype))
 
 
 def _at(formula: PrimExpr, index: dict[Var, PrimExpr]) -> PrimExpr:

@@ -323,8 +323,11 @@ class Walk(Recorder):
         name = node.args[0]
         assert isinstance(name, StringImm), "call_extern begins with a name"
         accesses = self.context.externs.get(name.value)
-        addresses = [a for a in node.args[1:] if _is_address(a)]
-        if accesses is None and addresses:
+        if not any(map(_is_address, node.args[1:])):  # a function of values
+            for value in node.args[1:]:
+                self.touch(value)
+            return 0
+        if accesses is None:
             raise CompileError(f"kernel {self.name}: say by `externs` what {name.value} does with its arguments")
         values = [0 if _is_address(a) else self.visit(a) for a in node.args[1:]]
         for access in accesses or ():

@@ -12,6 +12,8 @@ RC_DEVICE unsigned short rc_float16_bits(float x) { return emulation_bits<unsign
 RC_DEVICE unsigned short rc_float16_bits(double x) { return emulation_bits<unsigned short>((_Float16)x); }
 RC_DEVICE float rc_float16_value(unsigned short bits) { return (float)emulation_bits<_Float16>(bits); }
 
+RC_DEVICE float rc_exp2_approx(float x) { return exp2f(x); }
+
 [[maybe_unused]] static unsigned int rc_draws[128];
 
 RC_DEVICE float rc_min_f32(float a, float b) { return (a < b || a != a) ? a : b; }

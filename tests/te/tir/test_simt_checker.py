@@ -362,6 +362,18 @@ def test_warp_operations_need_the_whole_warp() -> None:
     fault(program(16), "divergence", "not all threads of the warp of thread (0, 0, 0)", "warp_sum", externs=EXTERN)
 
 
+def test_what_a_function_of_values_reads_is_checked() -> None:
+    """It needs no description, and its arguments may be variables."""
+    def program(size: int) -> Program:
+        p = Program(x=size, y=2 * N)
+        value = p.ib.let("value", p["x"][p.b * N + p.t])
+        p["y"][p.b * N + p.t] = call_intrin("float32", "call_extern", StringImm("function"), value * 2.0)
+        return p
+
+    program(2 * N).check()
+    fault(program(N), "bounds", "x[")
+
+
 def shuffled(threads: int, flip: int, mask: int = 0xFFFFFFFF) -> Program:
     p = Program(threads=threads, x=2 * N, y=2 * N)
     r = p.ib.allocate("float32", 1, "r")
