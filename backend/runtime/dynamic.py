@@ -462,7 +462,8 @@ class DynamicRunner:
         """Bind sizes from the shape of a result. Raises `ArgumentError` for another type or shape than the graph's."""
         tensor, known = self._graph.tensors[index], len(self.sizes)
         if len(result.shape) != len(tensor.shape) or result.dtype != tensor.dtype:
-            raise ArgumentError(
+            kind = SizeMismatchError if result.dtype == tensor.dtype else ArgumentError
+            raise kind(
                 f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
                 f"expected {tensor.dtype} of shape {tensor.shape_text}"
             )

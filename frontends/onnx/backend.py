@@ -151,9 +151,12 @@ def _may_be_shape(value: ValueInfoProto) -> bool:
 
 
 def _symbolic_inputs(model: ModelProto) -> bool:
-    """Does any input have a symbolic dimension?"""
-    dims = [d for value in graph_inputs(model.graph) for d in value.type.tensor_type.shape.dim]
-    return not all(d.HasField("dim_value") for d in dims)
+    """Does any input have a symbolic dimension, or elements of any rank?"""
+    inputs = graph_inputs(model.graph)
+    dims = [d for value in inputs for d in value.type.tensor_type.shape.dim]
+    types = [declared_container(value, value.name) for value in inputs if not is_tensor(value)]
+    of_any_rank = any(ty is not None and ty.tensors.shape is None for ty in types)
+    return of_any_rank or not all(d.HasField("dim_value") for d in dims)
 
 
 class RelayBackend(Backend):

@@ -83,12 +83,16 @@ def shape_of(value: Any) -> Any:
 
 
 def other_inputs(
-    inputs: Sequence[ValueInfoProto], shapes: Mapping[str, Any], constants: Mapping[str, Any], where: str
+    inputs: Sequence[ValueInfoProto],
+    shapes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    where: str,
+    rank: int | None = None,
 ) -> tuple[dict[str, Expr], dict[str, list[Var]]]:
     """The values of non-tensor inputs, and the parameters that they consist of, both by name.
 
     Element i of a sequence "x" with known shapes is the parameter "x[i]"; other sequences and optional tensors are one
-    parameter. Raises `ValueNeededError` for any other input without a shape.
+    parameter, of `rank` where the model declares none. Raises `ValueNeededError` for any other input without a shape.
     """
     values: dict[str, Expr] = {}
     parts: dict[str, list[Var]] = {}
@@ -99,7 +103,7 @@ def other_inputs(
             values[value.name] = _constant(constants[value.name], value, place)
         elif value.name in shapes:
             values[value.name] = _of_shape(shapes[value.name], value.name, value.type, place, params)
-        elif (ty := declared_container(value, place)) is None:
+        elif (ty := declared_container(value, place, rank)) is None:
             raise _form_needed(value, place)
         else:
             params.append(Var(name=value.name, ty=ty, span=Span(place, value.name)))
@@ -107,16 +111,16 @@ def other_inputs(
     return values, parts
 
 
-def declared_container(value: ValueInfoProto, place: str) -> ContainerType | None:
+def declared_container(value: ValueInfoProto, place: str, rank: int | None = None) -> ContainerType | None:
     """The container type of an input that is a sequence or an optional tensor; None for others.
 
-    Named dimensions may differ from element to element.
+    Named dimensions may differ from element to element, and so may ranks that are not declared, unless there is `rank`.
     """
     of, optional = value.type, value.type.HasField("optional_type")
     tensor = of.optional_type.elem_type.tensor_type if optional else of.sequence_type.elem_type.tensor_type
     if not tensor.elem_type:
         return None
-    kind, shape = dtype(dtype_name(tensor.elem_type, place)), None
+    kind, shape = dtype(dtype_name(tensor.elem_type, place)), None if rank is None else [None] * rank
     if tensor.HasField("shape"):
         shape = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
     return OptionalType(ElementType(shape, kind)) if optional else SequenceType(ElementType(shape, kind))

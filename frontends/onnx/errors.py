@@ -9,6 +9,7 @@ __all__ = [
     "NotAModelError",
     "NothingInsideError",
     "OnnxImportError",
+    "SeveralRanksError",
     "SourceTypeError",
     "UnknownRankError",
     "UnsupportedOperatorError",
@@ -33,6 +34,10 @@ class UnsupportedOperatorError(OnnxImportError):
     def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.operators = operators
+
+
+class SeveralRanksError(UnsupportedOperatorError):
+    """An operator computes with an element of a sequence that may hold tensors of several ranks."""
 
 
 class NotAModelError(OnnxImportError):

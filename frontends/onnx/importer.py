@@ -192,7 +192,7 @@ class _Importer:
         declared = graph_inputs(graph, {*forms, *constants})
         tensors = [value for value in declared if is_tensor(value)]
         others = [value for value in declared if not is_tensor(value)]
-        other_values, other_params = other_inputs(others, forms, constants, where)
+        other_values, other_params = other_inputs(others, forms, constants, where, self.session.table.rank)
         of_tensors = {k: v for k, v in forms.items() if k not in other_values}
         types = input_types(tensors, of_tensors, dtype, where, self.session.table)
         if not graph.output:

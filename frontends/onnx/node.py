@@ -14,6 +14,7 @@ from relayc.frontends.onnx.attributes import Attributes
 from relayc.frontends.onnx.errors import (
     NothingInsideError,
     OnnxImportError,
+    SeveralRanksError,
     UnsupportedOperatorError,
     ValueNeededError,
     compose,
@@ -335,6 +336,10 @@ class OnnxNode:
         return UnsupportedOperatorError(
             compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy)
         )
+
+    def several_ranks(self, problem: str) -> SeveralRanksError:
+        """The error for computing with an element of a sequence whose rank is not known."""
+        return SeveralRanksError(compose(self.where, problem, found=self.found(), expected="tensors of one rank"))
 
     def nothing_inside(self, what: str) -> NothingInsideError:
         """The error for reading an element of `what`, which is always empty."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from relayc.frontends.onnx.errors import UnknownRankError
+from relayc.frontends.onnx.errors import SeveralRanksError, UnknownRankError
 from relayc.frontends.onnx.sizes import SizeTable
 from relayc.relay.errors import InternalCompileError
 from relayc.relay.versions import EQUAL_SIZES, versions_of, with_versions, without_versions
@@ -32,10 +32,10 @@ _RANKS = (4, 3, 2, 1, 0)
 
 
 def in_versions(convert: Convert) -> tuple[IRModule, Params]:
-    """The converted model with its versions, also for each rank of inputs of undeclared rank."""
+    """The converted model with its versions, also for each rank of inputs and their elements of undeclared rank."""
     try:
         return _of_one_rank(convert, None)
-    except UnknownRankError as error:
+    except (SeveralRanksError, UnknownRankError) as error:
         tried = {rank: _attempted(lambda rank=rank: _of_one_rank(convert, rank)) for rank in _RANKS}
         found = {rank: result for rank, result in tried.items() if not isinstance(result, CompileError)}
         if not found:

@@ -122,6 +122,25 @@ def test_inputs_of_undeclared_rank() -> None:
         np.testing.assert_array_equal(mine.run(None, feed)[0], other.run(None, feed)[0])
 
 
+@pytest.mark.parametrize("kind", ["SequenceAt", "ConcatFromSequence"])
+def test_sequences_of_elements_of_undeclared_rank(kind: str) -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", FLOAT, None)
+    operands = {"SequenceAt": ["s", "i"], "ConcatFromSequence": ["s"]}[kind]
+    nodes = [helper.make_node(kind, operands, ["z"], **({"axis": 0} if len(operands) == 1 else {})),
+             helper.make_node("Neg", ["z"], ["y"])]  # fmt: skip
+    inputs = [sequence, *([_value("i", INT64, [])] if len(operands) == 2 else [])]
+    model = _model(nodes, inputs, [helper.make_empty_tensor_value_info("y")])
+    mine, other = ours.InferenceSession(model), theirs.InferenceSession(model, providers=["CPUExecutionProvider"])
+    assert [(v.shape, v.type) for v in mine.get_inputs()] == [(v.shape, v.type) for v in other.get_inputs()]
+    for shape in ((3,), (1,), (3, 2), (4, 1, 2), (1, 2, 3, 1)):
+        feed = {"s": [np.full(shape, n, np.float32) for n in range(2)], "i": np.array(1)}
+        feed = {name: feed[name] for name in operands}
+        np.testing.assert_array_equal(mine.run(None, feed)[0], other.run(None, feed)[0])
+    if kind == "ConcatFromSequence":
+        with pytest.raises(ours.InvalidArgument):
+            mine.run(None, {"s": [np.zeros(2, np.float32), np.zeros((2, 2), np.float32)]})
+
+
 @pytest.mark.parametrize(
     ("feed", "names"),
     [

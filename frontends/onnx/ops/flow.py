@@ -117,8 +117,7 @@ def tensor_type(node: OnnxNode, element: ElementType, name: str, *, inside: bool
     if element.dtype is None:
         raise node.nothing_inside(f"input 0, {node[0].ty},")
     if element.shape is None:
-        raise node.unsupported(f"tensors of several ranks in {node[0].ty}, one of which is computed with",
-                               expected="tensors of one rank")  # fmt: skip
+        raise node.several_ranks(f"tensors of several ranks in {node[0].ty}, one of which is computed with")
     open_axes = [a for a, d in enumerate(element.shape) if d is None]
     known = TensorType([0 if d is None else d for d in element.shape], element.dtype)
     return node.fresh_sizes(known, open_axes, f"#result_{name}", inside=inside, ones=open_axes)
