@@ -203,3 +203,22 @@ def test_rows_of_a_table_with_one_scale_are_dequantised_after_they_are_taken(tmp
     np.testing.assert_array_equal(result, (codes[indices] - np.float32(7)) * np.float32(0.1))
     lib.save(str(tmp_path / "table.relayc"))
     assert os.path.getsize(tmp_path / "table.relayc") < codes.nbytes * 1.1
+
+
+def test_batches_of_any_size_on_gpus(cuda_device):
+    """One kernel for a single row, one for a few, tiles for more; accuracy_level 4 leaves the data floats there."""
+    columns, depth, block = 40, 80, 32
+    codes = RANDOM.integers(0, 256, (columns, -(-depth // block), block // 2)).astype(np.uint8)
+    scales = RANDOM.uniform(0.01, 0.1, (columns, 3)).astype(np.float32)
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=depth, N=columns, bits=4,
+                            block_size=block, accuracy_level=4)  # fmt: skip
+    made = model([node], {"x": ("b", "n", depth)}, {"w": codes, "s": scales})
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    mod, params = from_onnx(made)
+    module = graph_executor.GraphModule(relay.build(mod, "cuda -arch=sm_90", params)["default"](cuda_device))
+    fields = np.stack([codes & 15, codes >> 4], -1).reshape(columns, 3, block).astype(np.float32)
+    real = ((fields - 8) * scales[..., None]).reshape(columns, -1)[:, :depth]
+    for lead in ((1, 1), (2, 3), (1, 20), (3, 3), (1, 1)):
+        x = RANDOM.standard_normal((*lead, depth)).astype(np.float32)
+        module.run(x=x)
+        np.testing.assert_allclose(module.get_output(0).numpy(), x @ real.T, rtol=1e-4, atol=1e-4)

@@ -19,7 +19,7 @@ from relayc.te.tir.ops import bitwise_and, bitwise_or, call_intrin, left_shift, 
 from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cuda.common import block_axis, launch, thread_axis
 from relayc.topi.cuda.contraction import Contraction, contraction_of, within, zero_filled
-from relayc.topi.cuda.cost import Gpu, power_of_two
+from relayc.topi.cuda.cost import BYTES_IN_FLIGHT, Gpu, power_of_two
 from relayc.topi.cuda.epilogue import start_schedule
 from relayc.topi.cuda.product_tiles import STATIC_SHARED_BYTES
 from relayc.topi.cuda.products import schedule_contraction
@@ -87,10 +87,11 @@ class _FewRows:
 
     @staticmethod
     def of(gpu: Gpu, rows: int, weights: BlockWeights) -> _FewRows:
-        """As many threads as keep the memory busy, but each has a few words to read."""
+        """Threads that together have enough words in flight to keep the memory busy, but each has a few to read."""
         panels, height, width = [constant_size([d]) for d in weights.codes.shape]
         most = min(gpu.limits.threads_per_block * _COLUMNS // width, STATIC_SHARED_BYTES // (rows * (width + 4) * 4))
-        wanted = max(gpu.processors * gpu.limits.threads_per_sm * _COLUMNS // (2 * panels * width), _LEAST_WORDS)
+        step_bytes = panels * width * weights.codes.dtype.nbytes * _STEPS
+        wanted = max(gpu.processors * BYTES_IN_FLIGHT // step_bytes, _LEAST_WORDS)
         words = power_of_two(min(most, wanted, max(height // _STEPS, _TOTALS)))
         return _FewRows(rows, words, min(_STEPS, -(-height // words)))
 

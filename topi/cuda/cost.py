@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from relayc.backend.cuda.target import CudaLimits
 from relayc.backend.target import Target
 
-__all__ = ["VECTOR_BYTES", "Gpu", "power_of_two"]
+__all__ = ["BYTES_IN_FLIGHT", "VECTOR_BYTES", "Gpu", "power_of_two"]
 
 VECTOR_BYTES = 16
 """Bytes of the widest memory access of a thread: 128 bits."""
 
-_BYTES_IN_FLIGHT = 32 << 10
+BYTES_IN_FLIGHT = 32 << 10
 """Bytes in flight per multiprocessor that saturate the memory: bandwidth times latency, rounded up."""
 
 
@@ -66,7 +66,7 @@ class Gpu:
         At most as many as leave a block for every multiprocessor.
         """
         resident = max(self.resident_blocks(threads), 1) * threads
-        wanted = power_of_two(math.ceil(_BYTES_IN_FLIGHT / (resident * item_bytes)))
+        wanted = power_of_two(math.ceil(BYTES_IN_FLIGHT / (resident * item_bytes)))
         affordable = power_of_two(max(items // (self.processors * resident), 1))
         return max(min(wanted, affordable, 8), 1)
 
