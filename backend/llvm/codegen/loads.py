@@ -12,22 +12,20 @@ from collections.abc import Iterator, Sequence
 
 from relayc.backend.llvm.codegen.convert import convert
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
+from relayc.backend.llvm.codegen.gathers import gather, gather_ramp
 from relayc.backend.llvm.codegen.index import index_of, index_operand
 from relayc.backend.llvm.codegen.instructions import Instruction, available
-from relayc.backend.llvm.codegen.lookups import look_up_bytes, look_up_floats
 from relayc.backend.llvm.codegen.memory import (
     MIN_LANES,
     align_of,
     any_lane,
     combined_mask,
     element_address,
-    element_addresses,
     from_memory,
     lane_indices,
     load_elements,
     locate,
     memory_suffix,
-    ramp_addresses,
     register_lanes,
 )
 from relayc.backend.llvm.codegen.permutes import PERMUTE
@@ -75,7 +73,7 @@ def emit_load(e: Emitter, load: BufferLoad) -> str:
         block = _load_block(e, buffer, index, of) if mask is None else None
         if block is None and wanted is not None:
             block = _load_pieces(e, buffer, as_lanes(e, index), of, wanted)
-        return _gather(e, buffer, index, of, mask) if block is None else block
+        return gather(e, buffer, index, of, mask) if block is None else block
     base, stride = ramp
     if mask is not None:
         block = _load_constant_mask(e, buffer, load.indices[-1], of, mask)
@@ -85,7 +83,7 @@ def emit_load(e: Emitter, load: BufferLoad) -> str:
             return _masked_load(e, buffer, base, of, mask)
         if stride.value is None and stride.constant == 2:
             return _load_every_second(e, buffer, base, of, mask)
-        return _gather_ramp(e, buffer, base, stride, of, mask)
+        return gather_ramp(e, buffer, base, stride, of, mask)
     if stride.value is not None:
         return _load_lanes(e, buffer, base, stride, of)
     return _load_ramp(e, buffer, base, stride.constant, of)
@@ -293,29 +291,6 @@ def _load_every_second(e: Emitter, buffer: Buffer, base: Index, of: DType, mask:
     kind, value = register_type(both), _masked_load(e, buffer, base, both, wanted)
     picks = ", ".join([f"i32 {2 * i}" for i in range(lanes)])
     return e.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{lanes} x i32> <{picks}>")
-
-
-def _gather_ramp(e: Emitter, buffer: Buffer, base: Index, stride: Index, of: DType, mask: str) -> str:
-    return _gather_at(e, ramp_addresses(e, buffer, base, stride, of.lanes), of, mask)
-
-
-def _gather(e: Emitter, buffer: Buffer, index: PrimExpr, of: DType, mask: str | None) -> str:
-    for look_up in (look_up_bytes, look_up_floats):
-        found = look_up(e, buffer, index, of)
-        if found is not None:
-            return found
-    return _gather_at(e, element_addresses(e, buffer, index), of, mask)
-
-
-def _gather_at(e: Emitter, addresses: str, of: DType, mask: str | None) -> str:
-    kind, lanes = memory_type(of), of.lanes
-    name = f"llvm.masked.gather.{memory_suffix(of)}.v{lanes}p0"
-    e.text.module.declare(name, kind, f"<{lanes} x ptr>, i32 immarg, <{lanes} x i1>, {kind}")
-    operands = (
-        f"<{lanes} x ptr> {addresses}, i32 {element_bytes(of)}, "
-        f"<{lanes} x i1> {mask or 'splat (i1 true)'}, {kind} zeroinitializer"
-    )
-    return from_memory(e, e.text.value(f"call {kind} @{name}({operands})"), of)
 
 
 def _pieces(places: Sequence[int | None], low: int, high: int) -> list[tuple[int, int]] | None:

@@ -1,9 +1,13 @@
-"""Gathers from 256 bytes at uint8 indices, and from 16 floats at four bits, compile to lookups in registers."""
+"""Gathers from 256 bytes at uint8 indices, and from 16 floats at four bits, compile to lookups in registers; those of
+other narrow elements gather words."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import platform
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -71,3 +75,39 @@ def test_floats_looked_up_are_correct(target, length):
     result = backend.nd.empty((length,), "float32")
     built(floats(length), target)(backend.nd.array(codes), backend.nd.array(table), result)
     np.testing.assert_array_equal(result.numpy(), table[codes & 15])
+
+
+def gathered(length: int, count: int, dtype: str, index: str) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    codes, table = te.placeholder((length,), index, "codes"), te.placeholder((count,), dtype, "table")
+    return codes, table, te.compute((length,), lambda i: table(codes(i)), name="found", tag=topi.tag.ELEMWISE)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for processors of this kind")
+@pytest.mark.parametrize(
+    ("dtype", "of"),
+    [("int8", np.int8), ("bool", np.bool_), ("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)],
+)
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("count", [36, 37, 38, 39])
+def test_narrow_elements_up_to_the_end_of_a_page(count, target, index, dtype, of):
+    """Words of narrow elements are read whole: none of them may be on the next page, which cannot be read."""
+    memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None)
+    assert libc.mprotect(ctypes.c_void_p(start + mmap.PAGESIZE), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    size = np.dtype(of).itemsize
+    table = np.frombuffer(memory, of, count, mmap.PAGESIZE - count * size)
+    table[:] = RANDOM.integers(0, 100, count).astype(of)
+    codes = RANDOM.integers(0, count, 101).astype(index)
+    codes[-3:] = count - 1
+    result = np.zeros(len(codes), of)
+    built(gathered(len(codes), count, dtype, index), target)(codes, table, result)
+    np.testing.assert_array_equal(result, table[codes])
+
+
+@pytest.mark.parametrize(("dtype", "words"), [("float16", True), ("int8", True), ("float32", True), ("int64", False)])
+def test_narrow_elements_are_gathered_as_words(dtype, words):
+    text = built(gathered(4096, 5000, dtype, "int32"), f"{X86} -mcpu=skylake-avx512").get_source("asm")
+    assert ("gatherd" in text) and ("vpgatherdd" in text or "vgatherdps" in text) == words
+    assert "pinsr" not in text
