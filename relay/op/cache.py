@@ -99,6 +99,7 @@ class Filled(OpDef):
     """The first `length` rows of the cache x along `axis`, out of its capacity. (C1) axis is in range."""
 
     mixed_precision = MixedPrecision.NEVER
+    permutes_elements = True
 
     length: Dim
     axis: int

@@ -23,6 +23,7 @@ from relayc.relay.expr import Expr, Tuple
 from relayc.relay.op import nn
 from relayc.relay.transform import find_kv_caches
 from relayc.te.errors import CompileError
+from relayc.te.ir import PassContext
 from relayc.te.tir import Dim, SizeVar
 
 HEADS, SIZE = 2, 4
@@ -75,6 +76,17 @@ def test_runs_append_to_the_cache(where):
         module.run(x=x)
         assert module.cache_length == seen.shape[1]
         np.testing.assert_allclose(module.get_output("y").numpy(), expected(seen, new), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_products_on_gpus_read_the_caches_in_place(precision):
+    """No kernel copies the rows that are filled."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    options = {} if precision == "float32" else {"relay.ToMixedPrecision.dtype": precision}
+    with PassContext(config=options):
+        lib = relay.build(decoder(), "cuda -arch=sm_90", caches=CACHES)
+    readers = [node.ops for node in lib.graph.nodes if "cache.filled" in node.ops]
+    assert readers and all({"nn.attention", "nn.batch_matmul"} & {*ops} for ops in readers)
 
 
 def test_arrays_are_read_in_place_beside_the_caches():
