@@ -91,6 +91,36 @@ def test_slice_by_computed_steps():
         executor(x, ints(0, 0), ints(2, 2), ints(0, 1), ints(1, 0))
 
 
+def test_slice_by_numbers():
+    """Scalars in the place of vectors of one element, as TensorFlow's exporter writes a start that it computes."""
+    names = ("starts", "ends", "axes", "steps")
+    inputs = [helper.make_tensor_value_info("x", F32, ["a", "b"])]
+    for known in ((), ("axes",), ("axes", "steps"), names):
+        computed = [helper.make_tensor_value_info(name, INT64, []) for name in names if name not in known]
+        weights = [numpy_helper.from_array(np.array(v, np.int64), name)
+                   for name, v in zip(names, (1, 4, 1, 2), strict=True) if name in known]  # fmt: skip
+        graph = helper.make_graph([make("Slice", ["x", *names], ["y"])], "axes", [*inputs, *computed],
+                                  [helper.make_tensor_value_info("y", F32, None)], weights)  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+        executor = graph_executor.GraphModule(relay.build(from_onnx(model)[0])["default"](device("cpu", 0)))
+        passed = [np.array(v) for name, v in zip(names, (1, 4, 1, 2), strict=True) if name not in known]
+        np.testing.assert_array_equal(executor(numbers(3, 5), *passed)[0].numpy(), numbers(3, 5)[:, 1:4:2])
+
+
+def test_bounds_of_a_dynamic_number():
+    """As many as there are axes, which are known."""
+    inputs = [helper.make_tensor_value_info("x", F32, ["a", "b"])]
+    inputs += [helper.make_tensor_value_info(name, INT64, [f"number of {name}"]) for name in ("starts", "ends")]
+    graph = helper.make_graph([make("Slice", ["x", "starts", "ends", "axes"], ["y"], name="case")], "axes", inputs,
+                              [helper.make_tensor_value_info("y", F32, None)],
+                              [numpy_helper.from_array(ints(1), "axes")])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    executor = graph_executor.GraphModule(relay.build(from_onnx(model)[0])["default"](device("cpu", 0)))
+    np.testing.assert_array_equal(executor(numbers(3, 5), ints(1), ints(-1))[0].numpy(), numbers(3, 5)[:, 1:-1])
+    with pytest.raises(ArgumentError):
+        executor(numbers(3, 5), ints(1, 0), ints(-1, 2))
+
+
 def test_steps_along_known_axes():
     """Axes that are constants, and the leading ones where none are named."""
     x, (_, starts, ends, steps) = numbers(3, 4, 5), STEPS[1]

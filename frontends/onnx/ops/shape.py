@@ -253,11 +253,17 @@ def slice_1(node: OnnxNode) -> Expr:
 
 @converter("Slice", since=10)
 def slice_(node: OnnxNode) -> Expr:
+    """Slice by vectors, or by numbers as TensorFlow's exporter and onnxruntime have them."""
+    node = node.with_inputs([x if i == 0 or x is None or x.shape else op.reshape(x, (1,))
+                             for i, x in enumerate(node.inputs)])  # fmt: skip
     if node.get(3) is not None and node.known_value(3) is None:
         bounds = node.with_inputs([node[0], *bounds_of_all_axes(node)])
         axes = range(node.rank(0))
         return _slice_dynamic(bounds, None, None, axes, None) if _steps_are_one(node) else stepped(bounds, axes)
     axes = node.constant_ints(3, "the axes") if node.get(3) is not None else None
+    if axes is not None:  # their number is that of bounds that a run counts
+        bounds = [_counted(node, index, len(axes)) for index in (1, 2)]
+        node = node.with_inputs([node[0], *bounds, *node.inputs[3:]])
     if node.get(4) is not None and node.known_value(4) is None:
         return stepped(node.with_inputs([node[0], node[1], node[2], node[4]]), axes)
     steps = node.constant_ints(4, "the steps") if node.get(4) is not None else None
@@ -268,6 +274,14 @@ def slice_(node: OnnxNode) -> Expr:
     if all(isinstance(v, int) for v in (*numbers, *(dims[axis] for axis in sliced))):
         return _slice(node, starts, ends, axes, steps)  # type: ignore[arg-type]
     return _slice_dynamic(node, starts, ends, sliced, steps)
+
+
+def _counted(node: OnnxNode, index: int, number: int) -> Expr:
+    """Input `index` as a vector of `number` elements, if its length is not known when compiling."""
+    if node.type(index).is_static:
+        return node[index]
+    node.count(index, number, "the bounds")
+    return op.reshape(node[index], (number,))
 
 
 def _steps_are_one(node: OnnxNode) -> bool:
