@@ -127,11 +127,15 @@ def test_padding_is_not_stored():
     assert {b.scope for b in allocated} == {"local"}
 
 
-def test_tiles_have_a_copy_without_guards_and_one_for_all_borders():
-    text = str(scheduled((1, 56, 56, 96), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1))[0])
-    inside, border = text.split("else:")
-    assert "if_then_else" in border and "if_then_else" not in inside
-    assert [part.count('scope="local"') for part in (inside, border)] == [1, 1]
+@pytest.mark.parametrize("processor, copies, unguarded", [("znver4", 2, 1), ("haswell", 6, 3)])
+def test_inner_tiles_have_no_guards(processor, copies, unguarded):
+    """With many registers there is one copy of the code for all borders, with few there are several."""
+    x, w = te.placeholder((1, 56, 56, 96), "float32", "x"), te.placeholder((3, 3, 1, 96), "float32", "w")
+    out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 96, "NHWC", "HWIO")
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor} -num-cores=2")
+    tiles = str(te.lower(schedule_for([out], target), [x, w, out])).split('scope="local"')[1:]
+    assert len(tiles) == copies
+    assert sum("if_then_else" not in tile for tile in tiles) == unguarded
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])

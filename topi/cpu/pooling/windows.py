@@ -12,7 +12,7 @@ from relayc import te
 from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.prefetch import LINE_BYTES
-from relayc.topi.cpu.tiling import threads_worthwhile, vector_lanes
+from relayc.topi.cpu.tiling import has_few_registers, threads_worthwhile, vector_lanes
 from relayc.topi.groups import constant_size, iterations
 from relayc.topi.tuning import choose
 
@@ -48,8 +48,9 @@ def tile_windows(
     `vectors` vectors of channels. Padding is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     `operations` is the work per window that decides on threads, by default two per tap. If not `alone`, another stage
     has the loops over lines. Of an image that is one column, as some exporters write signals, the lines are the columns
-    of a tile. Tiles at a border share one copy of the code, with all tests, but where lines have two tiles at most.
-    Images that are `narrow` have many borders, whose tests stay in the loops: copies without some would not pay.
+    of a tile. Tiles at a border share one copy of the code, with all tests, but where lines have two tiles at most, or
+    tiles of one line few registers. Images that are `narrow` have many borders, whose tests stay in the loops: copies
+    without some of them would not pay.
 
     Returns the loop over tiles of channels, the loop over the columns of a tile, and the channels of a tile.
     """
@@ -85,17 +86,19 @@ def tile_windows(
         line_axes.insert(0, block)
     s[out].reorder(*line_axes, x_outer, channel_outer, *inner)
     few_have_borders = is_open or width > 2 * columns
+    # With few registers tiles are narrow, so that many have a border, and those with a copy of their own are faster.
+    share_copy = is_open or (few_have_borders and (rows > 1 or not has_few_registers(target)))
     if alone:
         lines = s[out].fuse(*line_axes)
         parallel(s, out, lines, work, lanes)
-        if not (narrow or few_have_borders):
+        if not (narrow or share_copy):
             s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
     if not few_have_borders:
         s[out].unroll(x_outer)
     elif not narrow:
-        s[out].pragma(x_outer, "loop_versions")
+        s[out].pragma(x_outer, "loop_versions" if share_copy else "loop_partition_hint")
         if rows > 1 and width % columns:
             s[out].pragma(x_outer, "last_apart")
     s[out].unroll(x_inner)
