@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relayc import backend, te, topi
+from relayc.backend.cuda.build import prepare
 from relayc.backend.runtime import Module
 from relayc.backend.target import Target
 from relayc.relay.op.common import numpy_dtype
@@ -151,6 +152,13 @@ def test_one_kernel_serves_any_lengths(cuda_device, case):
     library = backend.build(module, target=target)
     for queries, keys in [*zip(LENGTHS, LENGTHS, strict=True), (1, 257), (100, 30)]:
         check_results(cuda_device, library, replace(case, queries=queries, keys=keys), arguments)
+
+
+def test_few_queries_of_a_dynamic_number_have_a_kernel_of_their_own():
+    module, target, _ = lowered(Case(0, 0, heads=32), symbolic=True)
+    (function,) = prepare(module, target)
+    many, few = function.kernels
+    assert few.threads == 32 < many.threads
 
 
 def test_attention_in_16_bits_in_four_kernels(cuda_device):

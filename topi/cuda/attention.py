@@ -11,7 +11,7 @@ tensor cores multiply them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["schedule_attention"]
 
 _STAGES = ("attention_product", "attention_score", "attention_max", "attention_exp", "attention_sum")
+
+_FEW = 16
+"""Rows of a fragment. A dynamic number of at most as many, as in steps of a decoder, has a kernel of its own."""
 
 
 @register_schedule("attention", "cuda")
@@ -109,12 +112,25 @@ def _one_kernel(facts: _Attention) -> te.Schedule | Refused:
     instruction = _instruction(parts, facts.target)
     if isinstance(instruction, Refused):
         return instruction
-    tile = _tile(facts, parts)
+    problem = _problem(facts, parts)
+    if isinstance(problem, Refused):
+        return problem
+    tile = _tile(facts, problem)
     if isinstance(tile, Refused):
         return tile
-    inside = [*facts.found.values(), facts.anchor]
-    s, out = start_schedule(facts.outs, parts.normalized.op, facts.target, separate=inside)
-    s.recompute(out, parts.compute(_compute(s, out), tile, instruction))
+
+    def scheduled(tile: AttentionTile) -> te.Schedule:
+        inside = [*facts.found.values(), facts.anchor]
+        s, out = start_schedule(facts.outs, parts.normalized.op, facts.target, separate=inside)
+        s.recompute(out, parts.compute(_compute(s, out), tile, instruction))
+        return s
+
+    s, rows = scheduled(tile), parts.query.free_size
+    if not isinstance(rows, int):
+        few = _fastest(replace(problem, rows=_FEW), facts.target)
+        assert few is not None, "there is a tile for more rows"
+        note("tiles of few rows", "AttentionTile", few)
+        s.specialize_small(scheduled(few), unless=rows > _FEW)
     return s
 
 
@@ -129,24 +145,33 @@ def _instruction(parts: FusedAttention, target: Target) -> Multiply | Refused:
     return Refused("there is no instruction for its type") if found is None else found
 
 
-def _tile(facts: _Attention, parts: FusedAttention) -> AttentionTile | Refused:
-    """The fastest tile by the model, if it is faster than four kernels."""
+def _problem(facts: _Attention, parts: FusedAttention) -> AttentionProblem | Refused:
+    """The sizes by which a tile is chosen."""
     depth, width = parts.query.depth_size, parts.value.free_size
     if not isinstance(depth, int) or not isinstance(width, int):
         return Refused("heads have no constant size")
     batch, heads, rows, keys = parts.product.shape
     padded = [-(-size // 16) * 16 for size in (depth, width)]
     sizes = [constant_size([d]) for d in (as_dim(batch * heads), rows, keys)]
-    problem = AttentionProblem(Gpu.of(facts.target), *sizes, *padded)
-    rate = mma_per_cycle(facts.target, 2)
-    tiles = sorted(problem.tiles(), key=lambda tile: problem.cycles(tile, rate))
-    if not tiles:
-        return Refused(f"heads of {depth} and {width} elements exceed the registers of a thread")
-    cycles, others = problem.cycles(tiles[0], rate), _cycles_of_four(facts)
+    return AttentionProblem(Gpu.of(facts.target), *sizes, *padded)
+
+
+def _fastest(problem: AttentionProblem, target: Target) -> AttentionTile | None:
+    """The fastest tile by the model; None where heads exceed the registers of a thread."""
+    rate = mma_per_cycle(target, 2)
+    return min(problem.tiles(), key=lambda tile: problem.cycles(tile, rate), default=None)
+
+
+def _tile(facts: _Attention, problem: AttentionProblem) -> AttentionTile | Refused:
+    """The fastest tile, if it is predicted to be faster than four kernels."""
+    tile = _fastest(problem, facts.target)
+    if tile is None:
+        return Refused(f"heads of {problem.depth} and {problem.width} elements exceed the registers of a thread")
+    cycles, others = problem.cycles(tile, mma_per_cycle(facts.target, 2)), _cycles_of_four(facts)
     if cycles > others:
         return Refused(f"{cycles:.3g} cycles predicted, four kernels take {others:.3g}")
-    note("tiles", "AttentionTile", tiles[0], cycles=cycles)
-    return tiles[0]
+    note("tiles", "AttentionTile", tile, cycles=cycles)
+    return tile
 
 
 def _cycles_of_four(facts: _Attention) -> float:

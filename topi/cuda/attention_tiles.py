@@ -86,10 +86,11 @@ class AttentionProblem:
     width: int
 
     def tiles(self) -> Iterator[AttentionTile]:
-        """The tiles whose registers and shared memory suffice."""
+        """The tiles whose registers and shared memory suffice, and all of whose warps have queries."""
         for warps, fragments, keys in product((1, 2, 4, 8), (1, 2), (32, 64)):
             tile = AttentionTile(warps, fragments, keys, self.depth, self.width)
-            if tile.registers <= _MOST_REGISTERS and self._resident(tile):
+            used = warps == 1 or tile.rows - 16 * fragments < self.rows
+            if used and tile.registers <= _MOST_REGISTERS and self._resident(tile):
                 yield tile
 
     def _resident(self, tile: AttentionTile) -> int:
