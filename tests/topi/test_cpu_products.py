@@ -171,21 +171,32 @@ def plan_of(rows: te.Dim, *, columns: int, depth: int, l2_bytes: int) -> Product
     return plan_product(out, next(op for op in operations_behind([out]) if op.tag == "dense_packed"), target)
 
 
-@pytest.mark.parametrize(("l2_bytes", "blocks"), [(1 << 18, True), (1 << 17, False), (1 << 21, True)])
-def test_all_panels_pass_over_blocks_of_dynamic_rows_where_l2_holds_the_weights(l2_bytes: int, blocks: bool):
+@pytest.mark.parametrize("l2_bytes", [1 << 18, 1 << 21])
+def test_all_panels_pass_over_blocks_of_dynamic_rows_where_l2_holds_the_weights(l2_bytes: int):
     """The weights take 128 KB, a row half a KB: three quarters of L2 hold a block and them."""
     plan = plan_of(te.size_var("n"), columns=256, depth=128, l2_bytes=l2_bytes)
-    assert (plan.tiles_of_a_block > 0) == blocks
-    assert plan.tiles_of_a_block * plan.height * 512 + 131072 <= l2_bytes or not blocks
+    assert 0 < plan.tiles_of_a_block * plan.height * 512 + 131072 <= l2_bytes
+    assert not plan.panels_first
     assert not plan_of(1000, columns=256, depth=128, l2_bytes=l2_bytes).tiles_of_a_block
     assert not plan_of(te.size_var("n"), columns=16, depth=128, l2_bytes=l2_bytes).tiles_of_a_block, "one panel"
 
 
+@pytest.mark.parametrize(("depth", "blocks"), [(128, True), (256, False)])
+def test_panels_of_large_weights_are_read_once_for_a_block_of_dynamic_rows(depth: int, blocks: bool):
+    """The weights take all of L2, a row half a KB or one, of which few would fit into half of it."""
+    plan = plan_of(te.size_var("n"), columns=256, depth=depth, l2_bytes=1 << 17)
+    assert plan.panels_first
+    assert (plan.tiles_of_a_block > 0) == blocks
+    assert plan.tiles_of_a_block * plan.height * depth * 4 <= 1 << 16
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7, 96, 97, 200, 1000])
-def test_results_of_blocks_of_dynamic_rows(rows: int):
-    target = Target({**Target("llvm").to_dict(), "l2-bytes": 1 << 17})
+@pytest.mark.parametrize(("columns", "l2_bytes"), [(96, 1 << 17), (256, 1 << 16)], ids=["weights stay", "weights pass"])
+def test_results_of_blocks_of_dynamic_rows(rows: int, columns: int, l2_bytes: int):
+    target = Target({**Target("llvm").to_dict(), "l2-bytes": l2_bytes})
     rng = np.random.default_rng(rows)
-    weight, data = rng.standard_normal((96, 64), dtype=np.float32), rng.standard_normal((rows, 64), dtype=np.float32)
+    weight = rng.standard_normal((columns, 64), dtype=np.float32)
+    data = rng.standard_normal((rows, 64), dtype=np.float32)
     x = relay.var("x", shape=(te.size_var("n"), 64))
     lib = relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(weight))), target)
     for threads in (1, 2):

@@ -40,7 +40,7 @@ from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
 from relayc.topi.cpu.tiling import FEW_ROWS, FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective
 from relayc.topi.registry import register_schedule
-from relayc.topi.utils import ceil_div, num_elements
+from relayc.topi.utils import num_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,9 +77,8 @@ def _tile_output(
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     if plan.tiles_of_a_block and one_loop:
-        tiles = ceil_div(num_elements(StoreOrder.of(out).result.shape[:-1]), plan.height)
-        even = ceil_div(tiles, ceil_div(tiles, plan.tiles_of_a_block))
-        block, row_outer = s[out].split(row_outer, factor=even)
+        tiles = plan.tiles_of_even_blocks(num_elements(StoreOrder.of(out).result.shape[:-1]))
+        block, row_outer = s[out].split(row_outer, factor=tiles)
         blocks = [block]
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width, masked=masked)
     if one_loop and not plan.separate_panels:

@@ -15,7 +15,7 @@ from relayc.topi.cpu.tiling import has_few_registers, has_high_latency_llc, vect
 from relayc.topi.groups import constant_size, extent_of
 from relayc.topi.registry import operations_after
 from relayc.topi.tuning import choose
-from relayc.topi.utils import ravel_index, unravel_index
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,11 +142,12 @@ def _position_in_panel(
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     along = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
     known = all(isinstance(d, int) for d in shape)  # otherwise later tiles prefetch later panels
+    every = plan.tiles_of_a_panel if known else plan.tiles_of_even_blocks(num_elements(shape))
 
     def position(indices: Sequence[Any]) -> tuple[Any, Any, Any]:
         row, n, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
         tile = (ravel_index(row, shape) + plan.height - 1) // plan.height
-        return tile % plan.tiles_of_a_panel if known else tile, n, ravel_index(steps, along)
+        return tile % every if known or plan.tiles_of_a_block else tile, n, ravel_index(steps, along)
 
     return position
 

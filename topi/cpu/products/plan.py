@@ -26,6 +26,7 @@ from relayc.topi.cpu.tiling import (
 )
 from relayc.topi.groups import constant_size, extent_of, factor_of
 from relayc.topi.tuning import choose
+from relayc.topi.utils import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +126,12 @@ class ProductPlan:
     streams_few_rows: bool = False
     """tiles of half the height prefetch the next panel, where the number of rows is dynamic"""
     tiles_of_a_block: int = 0
-    """row tiles, of a dynamic number, that all panels pass over before the next ones; 0: all"""
+    """most row tiles, of a dynamic number, that all panels pass over before the next ones; 0: all"""
+
+    def tiles_of_even_blocks(self, rows: te.Dim) -> te.Dim:
+        """Row tiles of a block where there are `rows`: blocks are as even as their number allows."""
+        tiles = ceil_div(rows, self.height)
+        return ceil_div(tiles, ceil_div(tiles, self.tiles_of_a_block)) if self.tiles_of_a_block else tiles
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -164,7 +170,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
         consecutive = min(consecutive, max(_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step))
-    block = 0 if panels_first else _tiles_beside_weights(p, height)
+    block = _tiles_beside_panels(p, height) if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
         masked_last=p.left_bytes is None and "avx512f" in p.target.features,
@@ -268,6 +274,11 @@ class _Product:
         """Whether all panels, and the row tiles that pass over each, are one loop."""
         return self.has_whole_panels or self.narrow_last
 
+    @property
+    def has_dynamic_blocks(self) -> bool:
+        """Whether all panels may pass over a block of a dynamic number of rows before the next one."""
+        return self.left_bytes is None and self.in_one_loop and self.columns > self.panel and self.groups == 1
+
     @cached_property
     def left_bytes(self) -> int | None:
         """Bytes of the left operand; None where its number of rows is dynamic."""
@@ -306,8 +317,17 @@ def _tiles_beside_weights(p: _Product, height: int) -> int:
     """
     room = int(_BESIDE_WEIGHTS * p.target.cache_bytes.l2) - p.weight_bytes
     tiles = room // max(height * p.input_bytes, 1)
-    blocks = p.left_bytes is None and p.in_one_loop and p.columns > p.panel and p.groups == 1
-    return tiles if blocks and tiles >= _FEWEST_TILES else 0
+    return tiles if p.has_dynamic_blocks and tiles >= _FEWEST_TILES else 0
+
+
+def _tiles_beside_panels(p: _Product, height: int) -> int:
+    """Row tiles, of a dynamic number, whose inputs take half of the L2 cache, beside the panels that pass; 0 for all.
+
+    All, too, where a block would have too few rows to pay for reading the panels.
+    """
+    tiles = p.target.cache_bytes.l2 // 2 // max(height * p.input_bytes, 1)
+    blocks = p.has_dynamic_blocks and p.streams_weights and not p.exceeds_caches
+    return tiles if blocks and tiles * height >= _ROWS_OF_A_K_BLOCK else 0
 
 
 def _tiles_per_step(p: _Product, tiles: int, panels_first: bool) -> int:
