@@ -23,6 +23,7 @@ from relayc.te.tir import Dim
 __all__ = [
     "Filter",
     "KnownTaps",
+    "Region",
     "Repeated",
     "Resampling",
     "Strided",
@@ -36,6 +37,9 @@ __all__ = [
     "strided_positions",
     "taps_of",
 ]
+
+Region = tuple[float | Expr, float | Expr]
+"""Start and end of what is resampled of an axis, as fractions of it: numbers, or scalars of float32 or float64."""
 
 _ROUNDING = 2.0**-23
 """Relative difference of extent * scale from a whole number that rounding to float32, of both, makes at most."""
@@ -170,7 +174,7 @@ def known_taps(
 
 
 def taps_of(
-    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: Region = (0.0, 1.0)
 ) -> Taps:
     """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be static."""
     at = _Coordinates.of(_EXPRESSIONS, how, extent, out, scale, roi)
@@ -189,14 +193,14 @@ def taps_of(
 
 
 def filter_of(
-    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: tuple[float, float] = (0.0, 1.0)
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: Region = (0.0, 1.0)
 ) -> Filter:
     """The taps of `taps_of` as a table, of `width` columns; both the scale and the width may be symbolic."""
     return Filter(*_table(_EXPRESSIONS, how, extent, out, scale, width, roi))
 
 
 def _table(
-    on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: tuple[float, float]
+    on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, width: Dim, roi: Region
 ) -> tuple[Any, Any, Any]:
     """The indices, the weights, and which results are outside the input."""
     at = _Coordinates.of(on, how, extent, out, scale, roi)
@@ -253,7 +257,7 @@ class _Coordinates:
 
     @staticmethod
     def of(
-        on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
+        on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: Region
     ) -> _Coordinates:
         """Those of nearest elements are computed in float32, as onnxruntime and PyTorch do.
 
@@ -286,7 +290,7 @@ class _Coordinates:
         return on.cast(on.maximum(on.minimum(position, self.last), on.const(0.0, "float64")), "int64")
 
 
-def _source(on: _Operators, coordinates: str, extent: Dim, out: Dim, scale: Any, roi: tuple[float, float]) -> Any:
+def _source(on: _Operators, coordinates: str, extent: Dim, out: Dim, scale: Any, roi: Region) -> Any:
     """Input coordinate of each output element, in the type of `scale`: [out]."""
     kind = str(scale.dtype)
     i, n, count = on.cast(on.counted(out), kind), on.cast(on.real(extent), kind), on.cast(on.real(out), kind)
@@ -299,7 +303,7 @@ def _source(on: _Operators, coordinates: str, extent: Dim, out: Dim, scale: Any,
     if coordinates == "tf_half_pixel_for_nn":
         return centres
     if coordinates == "tf_crop_and_resize":
-        start, end = (on.const(r, kind) * (n - 1.0) for r in roi)
+        start, end = ((on.cast(r, kind) if isinstance(r, Expr) else on.const(r, kind)) * (n - 1.0) for r in roi)
         step = i * (end - start) / (_width(on, n, count, scale) - 1.0)
         return on.where(several, start + step, 0.5 * (start + end))
     if coordinates == "half_pixel_symmetric":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
@@ -15,6 +15,7 @@ from relayc.frontends.onnx.ops.common import float_const, transposed
 from relayc.frontends.onnx.ops.resample import (
     Filter,
     KnownTaps,
+    Region,
     Repeated,
     Resampling,
     Strided,
@@ -110,7 +111,7 @@ class _Target:
 
 
 def _resampled(
-    node: OnnxNode, how: Resampling, target: _Target, roi: dict[int, tuple[float, float]]
+    node: OnnxNode, how: Resampling, target: _Target, roi: Mapping[int, Region]
 ) -> tuple[Expr, Expr | None]:
     """The input resampled axis by axis, and with a region of interest a mask of results outside the input."""
     shape = node.type(0).shape
@@ -121,8 +122,12 @@ def _resampled(
         if dims_equal(out, extent) and scale == 1.0 and not roi:
             continue
         taps: _AnyTaps
-        if isinstance(extent, int) and isinstance(out, int) and not isinstance(scale, Expr):
-            taps = known_taps(how, extent, out, scale, region)
+        start, end = region
+        if (
+            not isinstance(scale, Expr) and not isinstance(start, Expr) and not isinstance(end, Expr)
+            and isinstance(extent, int) and isinstance(out, int)
+        ):  # fmt: skip
+            taps = known_taps(how, extent, out, scale, (start, end))
             off = Constant(taps.outside) if roi and bool(taps.outside.any()) else None
         else:
             if not is_at_least(extent, 1):
@@ -143,7 +148,7 @@ def _resampled(
 
 
 def _taps(
-    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: Region
 ) -> Taps:
     taps = taps_of(how, extent, out, scale, region)
     if isinstance(scale, Expr):
@@ -269,12 +274,17 @@ def _check_extents(node: OnnxNode, target: _Target) -> None:
             check_computed((widest, extent if isinstance(extent, int) else 1), node.where)
 
 
-def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Start and end of the region of interest per axis, as fractions of the input."""
-    value = node.constant(1, "the region of interest").reshape(-1)
-    if value.size != 2 * len(axes):
-        raise node.error(f"a region of {value.size} numbers", expected=f"{2 * len(axes)} numbers")
-    return {axis: (float(value[i]), float(value[i + len(axes)])) for i, axis in enumerate(axes)}
+def _roi(node: OnnxNode, axes: Sequence[int]) -> Mapping[int, Region]:
+    """Start and end of the region of interest per axis, as fractions of the input: numbers, or scalars of a run."""
+    number, known = 2 * len(axes), node.known_value(1)
+    if known is None:
+        node.count(1, number, "the region of interest")
+        bounds: list[float | Expr] = [op.take(node[1], const(i, "int64"), 0) for i in range(number)]
+    else:
+        bounds = [float(bound) for bound in known.reshape(-1)]
+    if len(bounds) != number:
+        raise node.error(f"a region of {len(bounds)} numbers", expected=f"{number} numbers")
+    return {axis: (bounds[i], bounds[i + len(axes)]) for i, axis in enumerate(axes)}
 
 
 def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) -> Expr:
