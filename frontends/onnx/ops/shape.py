@@ -253,7 +253,7 @@ def slice_1(node: OnnxNode) -> Expr:
 
 @converter("Slice", since=10)
 def slice_(node: OnnxNode) -> Expr:
-    """Slice by vectors, or by numbers as TensorFlow's exporter and onnxruntime have them."""
+    # TensorFlow's exporter writes numbers in the place of vectors of one element.
     node = node.with_inputs([x if i == 0 or x is None or x.shape else op.reshape(x, (1,))
                              for i, x in enumerate(node.inputs)])  # fmt: skip
     if node.get(3) is not None and node.known_value(3) is None:
