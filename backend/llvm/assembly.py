@@ -101,18 +101,13 @@ class FunctionText:
         self._lines.append(f"  {name} = {instruction}")
         return name
 
-    def pure(self, instruction: str) -> str:
+    def pure(self, instruction: str, state: str = "") -> str:
         """Append an instruction without side effects, or reuse an equal one that dominates this point; returns its
-        value."""
-        name = self._known.get(instruction)
-        if name is None:
-            name = self._known[instruction] = self.value(instruction)
-            self._trail.append(instruction)
-        return name
+        value.
 
-    def load(self, instruction: str, state: int) -> str:
-        """Append a load, or reuse an equal one that dominates this point and read the same state of the memory."""
-        key = f"{state} {instruction}"
+        A load has the `state` of the memory that it reads: one of another state is another instruction.
+        """
+        key = state + instruction
         name = self._known.get(key)
         if name is None:
             name = self._known[key] = self.value(instruction)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import nbytes, to_numpy
+from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.graph import Graph, GraphKVCache
-from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, zeros
+from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, row_bytes, zeros
 from relayc.backend.runtime.sequences import Value
 from relayc.backend.runtime.sizes import Size, evaluate, size_text, variables
 
@@ -198,12 +198,11 @@ class KVCaches:
         Behind the rows there have to be numbers: entries that end earlier than others read them, masked.
         """
         count = math.prod(made.shape[axis : cache.axis])
-        row = nbytes(made.dtype, math.prod(made.shape[cache.axis + 1 :]))
-        wide, room = before.shape[cache.axis] * row, made.shape[cache.axis] * row
+        wide, room = row_bytes(before, cache.axis), row_bytes(made, cache.axis)
         copy_strided(
             before._create_view((count, wide), "uint8", source * count * wide), 0, wide,
             made._create_view((count, room), "uint8", target * count * room), 0, room,
-            self.length * row, count,
+            self.length * row_bytes(made, cache.axis + 1), count,
         )  # fmt: skip
 
     def _name(self, position: int) -> str:

@@ -30,7 +30,8 @@ from relayc.backend.runtime.dtype import (
 from relayc.backend.runtime.errors import ArgumentError, DeviceError
 from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 
-__all__ = ["C_TYPES", "NDArray", "array", "copy_strided", "empty", "from_dlpack", "wrap_numpy", "zeros"]
+__all__ = ["C_TYPES", "NDArray", "array", "copy_strided", "empty", "from_dlpack", "row_bytes",
+           "wrap_numpy", "zeros"]  # fmt: skip
 
 _INTEGERS = (int, np.integer)
 _HOST = cpu()
@@ -296,7 +297,7 @@ class NDArray:
             return
         if not isinstance(value, NDArray) and np.ndim(value) == 0:
             info = data_type(self.dtype)
-            value = np.full(_numpy_shape(self.shape, info), value, info.numpy)
+            value = np.broadcast_to(np.full((), value, info.numpy), _numpy_shape(self.shape, info))
         self.copyfrom(value)
 
     def _set_elements(self, index: Any, value: Any) -> None:
@@ -482,10 +483,7 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
 def zeros(shape: int | Sequence[int], dtype: str = "float32", device: Device | str | None = None) -> NDArray:
     """A new array of zeros."""
     result = empty(shape, dtype, device)
-    if _on_host(result):
-        result._host_view().fill(0)  # no second array of them
-    else:
-        result[:] = 0
+    result[:] = 0
     return result
 
 
@@ -618,6 +616,11 @@ def _copy(source: NDArray, target: NDArray) -> None:
     )
     if _on_host(target):
         source.device.sync()
+
+
+def row_bytes(x: NDArray, axis: int) -> int:
+    """Bytes of the sub-array at one index of the axes before `axis`."""
+    return nbytes_of(x.dtype, math.prod(x.shape[axis:]))
 
 
 def copy_strided(

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.dtype import nbytes as nbytes_of
 from relayc.backend.runtime.errors import ArgumentError
 from relayc.backend.runtime.execution_plan import SequenceStep
-from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, empty
+from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, empty, row_bytes
 
 __all__ = ["ArraySequence", "Value", "joined", "run_sequence_action"]
 
@@ -61,7 +60,7 @@ class ArraySequence:
         if not 0 <= index < len(self):
             raise IndexError(index)
         if self.stack is not None:
-            return self.stack._create_view(self.stack.shape[1:], None, index * _row(self.stack, 1))
+            return self.stack._create_view(self.stack.shape[1:], None, index * row_bytes(self.stack, 1))
         return self._store[self._start + index]
 
     def __iter__(self) -> Iterator[Value]:
@@ -211,9 +210,9 @@ def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = 
     lead, rest = parts[0].shape[:axis], parts[0].shape[axis if new_axis else axis + 1 :]
     extent = len(parts) if new_axis else sum(p.shape[axis] for p in parts)
     whole = empty((*lead, extent, *rest), parts[0].dtype, where)
-    row, at = _row(whole, axis), 0
+    row, at = row_bytes(whole, axis), 0
     for part in parts:
-        width = _row(part, axis)
+        width = row_bytes(part, axis)
         copy_strided(part, 0, width, whole, at, row, width, math.prod(lead))
         at += width
     return whole
@@ -225,13 +224,8 @@ def _parts(x: NDArray, sizes: Sequence[int], axis: int, where: Device) -> list[N
     at = 0
     for size in sizes:
         part = empty((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype, where)
-        width = _row(part, axis)
-        copy_strided(x, at, _row(x, axis), part, 0, width, width, math.prod(x.shape[:axis]))
+        width = row_bytes(part, axis)
+        copy_strided(x, at, row_bytes(x, axis), part, 0, width, width, math.prod(x.shape[:axis]))
         at += width
         found.append(part)
     return found
-
-
-def _row(x: NDArray, axis: int) -> int:
-    """Bytes of the sub-array at one index of the axes before `axis`."""
-    return nbytes_of(x.dtype, math.prod(x.shape[axis:]))

@@ -70,7 +70,7 @@ def load_elements(e: Emitter, buffer: Buffer, index: Index, of: DType) -> str:
     address, align = element_address(e, buffer, index), align_of(e, buffer, index)
     load = f"load {memory_type(of)}, ptr {address}, align {align}"
     of_step = e.reads_operands and of.lanes > 1 and buffer.data is not e.accumulating
-    return from_memory(e, e.text.load(load, e.steps) if of_step else e.text.value(load), of)
+    return from_memory(e, e.text.pure(load, f"{e.steps} ") if of_step else e.text.value(load), of)
 
 
 def from_memory(e: Emitter, value: str, of: DType) -> str:

@@ -330,7 +330,7 @@ class Walk(Recorder):
         if accesses is None:
             raise CompileError(f"kernel {self.name}: say by `externs` what {name.value} does with its arguments")
         values = [0 if _is_address(a) else self.visit(a) for a in node.args[1:]]
-        for access in accesses or ():
+        for access in accesses:
             self._extern_access(node, access, values)
         return 0
 
