@@ -122,6 +122,21 @@ def test_work_runs_at_synchronisation(image: bytes, stream: Any) -> None:
     assert (host == 1).all()
 
 
+def test_work_behind_a_failed_kernel_never_runs(image: bytes, stream: Any) -> None:
+    """What a reset leaves would write to memory of the host that is another's by then."""
+    pinned = int(ok(cuda.cuMemAllocHost(400)))
+    host = np.ctypeslib.as_array((ctypes.c_float * 100).from_address(pinned))
+    a = upload(np.ones(100, np.float32), stream)
+    ok(cuda.cuStreamSynchronize(stream))
+    scale = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(image)), b"scale"))
+    ok(launch(scale, 2, 64, Arguments(a, a + 400, ctypes.c_float(3), ctypes.c_int(100)), stream))
+    ok(cuda.cuMemcpyDtoHAsync(pinned, a, 400, stream))
+    assert code(cuda.cuStreamSynchronize(stream)) == "ILLEGAL_ADDRESS"
+    emulation.reset()
+    ok(cuda.cuStreamSynchronize(stream))
+    assert np.isnan(host).all()
+
+
 def test_pinned_memory_is_read_late_and_pageable_immediately(stream: Any) -> None:
     pinned = int(ok(cuda.cuMemAllocHost(4)))
     host, pageable = (ctypes.c_float * 1).from_address(pinned), np.ones(1, np.float32)

@@ -258,11 +258,16 @@ DRIVER_API Result cuGetProcAddress(const char* symbol, void** function, int vers
   return cuGetProcAddress_v2(symbol, function, version, flags, status);
 }
 
-// For tests: the error of a kernel, and a reset of the device after it (a real one requires a new process).
+// For tests: the error of a kernel, and a reset of the device after it (a real one requires a new process). The work
+// behind the kernel never runs: the host memory that it would write may be another's by now.
 DRIVER_API const char* emulation_last_error(int device) { return devices[device].message.c_str(); }
 
-DRIVER_API void emulation_reset(int device) {
+DRIVER_API void emulation_reset(int index) {
   std::lock_guard<std::recursive_mutex> guard(lock);
-  devices[device].error = SUCCESS;
-  devices[device].message.clear();
+  Device& device = devices[index];
+  if (!device.error) return;
+  device.error = SUCCESS;
+  device.message.clear();
+  device.null_stream.queue.clear();
+  for (Stream* stream : device.streams) stream->queue.clear();
 }
