@@ -88,7 +88,9 @@ def test_dependences_in_both_directions_are_detected(reads: str) -> None:
         ("if (threadIdx.x & 1) y[0] = __shfl_xor_sync(0xaaaaaaaa, x[0], 1);", "lane 30, which does not take part"),
         ("y[0] = threadIdx.x ? __shfl_sync(~0u, x[0], 0) :\n__shfl_sync(~0u, x[1], 0);", "divergent warp operation"),
         ("y[0] = __shfl_sync(1u, x[0], 0);", "leaves out its own lane 1"),
-        ("y[threadIdx.x * 5000] = 1;", "memory that is not the device's"),
+        ("y[threadIdx.x * 5000] = 1;", r"thread \(1, 0, 0\): access to memory that is not the device's"),
+        ("y[threadIdx.x * 4000000] = 1;", r"thread \(1, 0, 0\): access to memory that is not the device's"),
+        ("RC_SHARED(float, s, 64); s[threadIdx.x * 500000] = 1;", r"thread \(1, 0, 0\): access to memory"),
     ],
 )
 def test_faults_are_described(body: str, message: str) -> None:

@@ -8,7 +8,6 @@
 
 #include <setjmp.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -19,11 +18,12 @@
 #include <vector>
 
 #include "context_switch.h"
+#include "guarded.h"
 
 namespace emulation {
 namespace {
 
-constexpr std::size_t kStackBytes = 256 << 10, kGuardBytes = 4096, kSharedBytes = 512 << 10;
+constexpr std::size_t kStackBytes = 256 << 10, kSharedBytes = 512 << 10;
 constexpr unsigned kMaxThreads = 1024, kMaxWarps = kMaxThreads / 32;
 
 struct Fiber {
@@ -94,11 +94,8 @@ Thread& current() { return block.threads[block.current]; }
 Warp& current_warp() { return block.warps[block.current / 32]; }
 
 void new_fiber() {
-  auto memory = static_cast<char*>(mmap(nullptr, kStackBytes + kGuardBytes, PROT_READ | PROT_WRITE,
-                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  mprotect(memory, kGuardBytes, PROT_NONE);
   block.free_fibers.push_back(static_cast<int>(block.fibers.size()));
-  block.fibers.push_back({memory + kGuardBytes});
+  block.fibers.push_back({map_guarded(kStackBytes)});
 }
 
 // The next thread that can run, those of the current warp first; -1 when there is none.
@@ -286,7 +283,7 @@ void run_all_blocks() {
 
 std::string run_kernel(const Launch& launch, bool& illegal_address) {
   if (!block.shared) {
-    block.shared = static_cast<char*>(std::aligned_alloc(1024, kSharedBytes));
+    block.shared = map_guarded(kSharedBytes);
     block.fibers.reserve(kMaxThreads);
   }
   block.launch = launch;

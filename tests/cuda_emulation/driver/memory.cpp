@@ -1,11 +1,10 @@
 // Device memory, pinned memory of the host, memory pools, copies and fills.
 //
-// An allocation ends at an inaccessible guard page; the bytes between its end and the next multiple of 256 have a
+// An allocation ends at an inaccessible guard; the bytes between its end and the next multiple of 256 have a
 // pattern that must not change. Fresh memory is NaN.
-#include <sys/mman.h>
-
 #include <cstring>
 
+#include "guarded.h"
 #include "state.h"
 
 namespace driver {
@@ -20,18 +19,16 @@ std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to *
 
 Allocation map_memory(std::size_t bytes, int device) {
   std::size_t padded = round_up(bytes, kAlignment), pages = round_up(padded, kPage);
-  std::size_t mapped = pages + 2 * kPage;
-  auto mapping = static_cast<char*>(mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (mapping == MAP_FAILED) return {};
-  mprotect(mapping, kPage, PROT_NONE);
-  mprotect(mapping + kPage + pages, kPage, PROT_NONE);
-  char* base = mapping + kPage + pages - padded;
+  char* memory = map_guarded(pages);
+  if (!memory) return {};
+  char* base = memory + pages - padded;
   std::memset(base, kFresh, bytes);
   std::memset(base + bytes, kPattern, padded - bytes);
-  return {base, bytes, device, mapping, mapped};
+  return {base, bytes, device, memory, pages};
 }
 
 Allocation* allocate(std::size_t bytes, int device) {
+  if (bytes > total_memory()) return nullptr;  // whether the system would promise it depends on its settings
   Allocation made = map_memory(bytes, device);
   if (!made.base) return nullptr;
   if (device >= 0) devices[device].used += bytes;
@@ -44,7 +41,7 @@ Result release(Address address) {
   Allocation& allocation = found->second;
   Result result = is_intact(allocation) ? SUCCESS : ILLEGAL_ADDRESS;
   if (allocation.device >= 0) devices[allocation.device].used -= allocation.bytes;
-  munmap(allocation.mapping, allocation.mapped);
+  unmap_guarded(allocation.memory, allocation.pages);
   allocations.erase(found);
   return result;
 }

@@ -26,8 +26,8 @@ struct Allocation {
   char* base;         // host address
   std::size_t bytes;  // as requested
   int device;         // -1: pinned memory of the host
-  char* mapping;
-  std::size_t mapped;
+  char* memory;       // the pages that it lies in, and their bytes
+  std::size_t pages;
 };
 
 // A point in a stream: done when all work before it has run.
