@@ -197,7 +197,7 @@ class _Nests:
             polys = [self.math.poly(i, {}) for i in load.indices]
             return BufferLoad(self.buffers[load.producer], self.indices(load.producer, polys))
 
-        return map_reads(expr, read, {v: self.math.expr(p) for v, p in values.items()})
+        return map_reads(expr, read, values, self.math.expr)
 
 
 def _bind_dims(declared: Sequence[Dim], actual: Sequence[Dim]) -> dict[Var, PrimExpr]:

@@ -14,19 +14,31 @@ __all__ = ["map_reads", "replace_inputs"]
 
 
 class _ReadMapping(Substitution):
-    def __init__(self, f: Callable[[ProducerLoad], PrimExpr], values: Mapping[Var, PrimExpr]) -> None:
+    def __init__(
+        self, f: Callable[[ProducerLoad], PrimExpr], values: Mapping[Var, Any], expr_of: Callable[[Any], PrimExpr]
+    ) -> None:
         super().__init__(values, {}, fresh=False)
-        self.f = f
+        self.f, self.expr_of = f, expr_of
+
+    def visit_Var(self, node: Var) -> PrimExpr:
+        value = self.variables.get(node)
+        return node if value is None else self.expr_of(value)
 
     def visit_ProducerLoad(self, load: ProducerLoad) -> PrimExpr:
         return self.f(load.rebuild(self.visit))
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 def map_reads(
-    expr: Any, f: Callable[[ProducerLoad], PrimExpr], values: Mapping[Var, PrimExpr] | None = None
-) -> Any:
-    """`expr` with every tensor read replaced by `f(read)`, and variables by `values` on the way (indices first)."""
-    return _ReadMapping(f, values or {}).visit(expr)
+    expr: Any, f: Callable[[ProducerLoad], PrimExpr], values: Mapping[Var, Any] | None = None,
+    expr_of: Callable[[Any], PrimExpr] = _itself,
+) -> Any:  # fmt: skip
+    """`expr` with every tensor read replaced by `f(read)`, and variables by ``expr_of(values[variable])`` on the way
+    (indices first). Only values of variables that occur become expressions."""
+    return _ReadMapping(f, values or {}, expr_of).visit(expr)
 
 
 def replace_inputs(op: Operation, tensors: Mapping[Tensor, Tensor]) -> Operation:
@@ -39,7 +51,7 @@ def replace_inputs(op: Operation, tensors: Mapping[Tensor, Tensor]) -> Operation
             tensor = tensors.get(load.producer)
             return load if tensor is None else ProducerLoad(tensor, load.indices)
 
-        mapping = _ReadMapping(read, {})
+        mapping = _ReadMapping(read, {}, _itself)
         return ComputeOp(op.name, op.tag, op.attrs, op.axis, [mapping.visit(e) for e in op.body])
     assert isinstance(op, ScanOp | ExternOp)
     return op.with_inputs(tensors)

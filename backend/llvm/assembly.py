@@ -8,8 +8,9 @@ already dominates this point is not emitted again, so the text stays short howev
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from relayc.te.errors import CompileError
 
@@ -26,6 +27,7 @@ class ModuleText:
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
         self._byte_constants: dict[tuple[bytes, int], str] = {}
+        self._structs: dict[str, str] = {}
         self._numbers = 0
         self.metadata: dict[str, str] = {}
         """Numbered metadata nodes that instructions refer to, such as "!0", and their definitions."""
@@ -57,6 +59,10 @@ class ModuleText:
             name = self._byte_constants[data, align] = f"@.bytes{len(self._byte_constants)}"
         return name
 
+    def struct(self, fields: Sequence[str]) -> str:
+        """The name of the structure of these types: written out at each use it would make long text."""
+        return self._structs.setdefault(f"{{ {', '.join(fields)} }}", f"%struct{len(self._structs)}")
+
     def externals(self, defined: set[str]) -> tuple[str, ...]:
         """Declared functions that are neither in `defined` nor LLVM intrinsics."""
         return tuple(n for n in self._declarations if n not in defined and not n.startswith("llvm."))
@@ -67,7 +73,8 @@ class ModuleText:
         constants += [_constant(name, data, f", align {n}") for (data, n), name in self._byte_constants.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
         metadata = [f"{number} = {node}" for number, node in self.metadata.items()]
-        return "\n".join([*constants, *declarations, *self.functions, *metadata, ""])
+        structs = [f"{name} = type {fields}" for fields, name in self._structs.items()]
+        return "\n".join([*structs, *constants, *declarations, *self.functions, *metadata, ""])
 
 
 def _constant(name: str, data: bytes, align: str = "") -> str:
@@ -93,9 +100,19 @@ class FunctionText:
         self._count = 0
         self._known: dict[str, str] = {}
         self._trail: list[str] = []
+        self.written_once = 0
+        """The number of values that are not `pure`, such as those of loads: equal instructions may give others."""
+        self.indices: dict[object, Any] = {}
+        """Expression -> the index that a code generator made of it, of pure values defined so far."""
+        self.ramps: dict[object, Any] = {}
+        """The same for expressions of several lanes."""
 
     def value(self, instruction: str) -> str:
         """Append an instruction that has a value; returns the value's name."""
+        self.written_once += 1
+        return self._named(instruction)
+
+    def _named(self, instruction: str) -> str:
         self._count += 1
         name = f"%v{self._count}"
         self._lines.append(f"  {name} = {instruction}")
@@ -110,7 +127,7 @@ class FunctionText:
         key = state + instruction
         name = self._known.get(key)
         if name is None:
-            name = self._known[key] = self.value(instruction)
+            name = self._known[key] = self._named(instruction)
             self._trail.append(key)
         return name
 
@@ -155,6 +172,12 @@ class FunctionText:
         for instruction in self._trail[mark:]:
             del self._known[instruction]
         del self._trail[mark:]
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the indices of expressions: not all of the values they were made of are known any more."""
+        self.indices.clear()
+        self.ramps.clear()
 
     def set_signature(self, signature: str) -> None:
         """Set the text of the definition between ``define`` and the body."""

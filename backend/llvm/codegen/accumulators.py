@@ -99,8 +99,8 @@ def end_step(e: Emitter) -> None:
     values = [_parts(e, *each) for each in e.accumulators]
     parts = [part for each in values for part in each]
     (kind,) = {memory_type(of.with_lanes(_lanes(e, of))) for of, _, _ in e.accumulators}
-    kinds, operands = f"{{ {', '.join([kind] * len(parts))} }}", ", ".join(f"{kind} {part}" for part in parts)
-    through = f"={e.machine.vector_constraint}," * len(parts) + "".join(f"{i}," for i in range(len(parts)))
+    kinds, operands = text.module.struct([kind] * len(parts)), ", ".join([f"{kind} {part}" for part in parts])
+    through = f"={e.machine.vector_constraint}," * len(parts) + "".join([f"{i}," for i in range(len(parts))])
     passed = text.value(f"call {kinds} {_BARRIER.format(through)}({operands})")
     left = [text.value(f"extractvalue {kinds} {passed}, {i}") for i in range(len(parts))]
     for (of, address, align), before in zip(e.accumulators, values, strict=True):

@@ -7,9 +7,9 @@ register tile share one address and differ by a displacement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
@@ -36,9 +36,11 @@ from relayc.te.tir import (
 from relayc.te.tir.analysis import free_variables
 
 __all__ = [
-    "add_index", "bind", "floor_division", "index_of", "index_operand", "is_index", "is_nonnegative",
-    "multiply_index", "splatted_int",
+    "add_index", "bind", "floor_division", "index_of", "index_operand", "is_index", "is_nonnegative", "known_or",
+    "multiply_index", "set_index", "splatted_int",
 ]  # fmt: skip
+
+R = TypeVar("R")
 
 _ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod, Min, Max)
 _SUMS = frozenset((Add, Sub))
@@ -73,7 +75,7 @@ def index_of(e: Emitter, expr: PrimExpr) -> Index:
     if cls is IntImm:
         return Index(None, expr.value, 0)  # type: ignore[attr-defined]
     if cls is Add or cls is Sub or cls is Mul:
-        return _arithmetic(e, expr)
+        return known_or(e, e.text.indices, expr, _arithmetic)
     if isinstance(expr, Var):
         known = e.indices.get(expr)
         return _widen(e, expr) if known is None else known
@@ -86,6 +88,17 @@ def index_of(e: Emitter, expr: PrimExpr) -> Index:
     if cls is Let:
         return _let(e, expr)
     return _widen(e, expr)
+
+
+def known_or(e: Emitter, known: dict[Any, R], expr: PrimExpr, make: Callable[[Emitter, Any], R]) -> R:
+    """What is `known` of an expression, or else ``make(e, expr)``, which is remembered unless it loads anything."""
+    found = known.get(expr)
+    if found is None:
+        before = e.text.written_once
+        found = make(e, expr)
+        if e.text.written_once == before:
+            known[expr] = found
+    return found
 
 
 def index_operand(e: Emitter, index: Index) -> str:
@@ -206,14 +219,23 @@ def _let(e: Emitter, expr: Any) -> Index:
     return index_of(e, expr.body)
 
 
+def set_index(e: Emitter, var: Var, index: Index) -> None:
+    """Set the value of a variable that is an index; what was computed from another value of it is forgotten."""
+    if var in e.indices:
+        e.text.forget()
+    e.indices[var] = index
+
+
 def bind(e: Emitter, var: Var, value: PrimExpr) -> None:
     """Bind `var` to the value of an expression; indices stay indices."""
     if is_index(e, value):
         if is_nonnegative(value, e.nonnegative):
             e.nonnegative.add(var)
-        e.indices[var] = index_of(e, value)
-    else:
-        e.values[var] = e.value(value)
+        set_index(e, var, index_of(e, value))
+        return
+    if var in e.values:
+        e.text.forget()
+    e.values[var] = e.value(value)
 
 
 def _widen(e: Emitter, expr: PrimExpr) -> Index:

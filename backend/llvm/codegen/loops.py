@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from relayc.backend.llvm.codegen.accumulators import end_step
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.functions import call_range
-from relayc.backend.llvm.codegen.index import add_index, index_of, index_operand, is_nonnegative
+from relayc.backend.llvm.codegen.index import add_index, index_of, index_operand, is_nonnegative, set_index
 from relayc.backend.llvm.codegen.unroll_factor import unroll_factor
 from relayc.backend.llvm.codegen.workspace import leave_after
 from relayc.te.tir import Call, Evaluate, For, ForKind, IntImm, Stmt
@@ -42,7 +42,7 @@ def is_written_out(loop: For, extent: int) -> bool:
 
 def _run_iteration(e: Emitter, loop: For, position: Index) -> None:
     """Emit the body once, at a given position."""
-    e.indices[loop.loop_var] = position
+    set_index(e, loop.loop_var, position)
     if is_nonnegative(loop.min, e.nonnegative):
         e.nonnegative.add(loop.loop_var)
     e.emit(loop.body)

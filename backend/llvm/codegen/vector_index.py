@@ -8,7 +8,7 @@ from operator import floordiv, mod
 from typing import Any
 
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
-from relayc.backend.llvm.codegen.index import add_index, index_of, multiply_index, splatted_int
+from relayc.backend.llvm.codegen.index import add_index, index_of, known_or, multiply_index, splatted_int
 from relayc.te.tir import (
     EQ,
     GE,
@@ -43,11 +43,10 @@ def as_ramp(e: Emitter, index: PrimExpr) -> tuple[Index, Index] | None:
         return index_of(e, index.base), index_of(e, index.stride)
     if isinstance(index, Broadcast):
         return index_of(e, index.value), Index(None, 0, 0)
-    if isinstance(index, (Add, Sub)):
-        return _combine_ramps(e, index)
-    if isinstance(index, Mul):
-        return _scale_ramp(e, index)
-    return None
+    cls = index.__class__
+    if cls is not Add and cls is not Sub and cls is not Mul:
+        return None
+    return known_or(e, e.text.ramps, index, _scale_ramp if cls is Mul else _combine_ramps)
 
 
 def as_lanes(e: Emitter, index: PrimExpr) -> tuple[Index, list[int]] | None:

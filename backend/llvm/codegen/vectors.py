@@ -6,6 +6,7 @@ The `element` of a vector is the LLVM type of a lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 from relayc.backend.llvm.assembly import FunctionText
 from relayc.backend.llvm.types import register_type, suffix
@@ -121,16 +122,20 @@ def extend(text: FunctionText, value: str, element: str, lanes: int, width: int)
 
 def shuffle(text: FunctionText, value: str, other: str, element: str, lanes: int, picks: Sequence[int]) -> str:
     """A shuffle of two vectors with the same number of lanes."""
-    kind, places = f"<{lanes} x {element}>", ", ".join([f"i32 {i}" for i in picks])
-    return text.pure(f"shufflevector {kind} {value}, {kind} {other}, <{len(picks)} x i32> <{places}>")
+    kind = f"<{lanes} x {element}>"
+    return text.pure(f"shufflevector {kind} {value}, {kind} {other}, <{len(picks)} x i32> <{_lane_numbers(*picks)}>")
+
+
+@lru_cache(maxsize=1024)
+def _lane_numbers(*picks: int) -> str:
+    return ", ".join([f"i32 {i}" for i in picks])
 
 
 def permute(text: FunctionText, first: str, second: str | None, picks: list[int], of: DType) -> str:
     """The elements at `picks` of one or two vectors of type `of`."""
     kind = register_type(of)
-    mask = ", ".join([f"i32 {p}" for p in picks])
     other = second or "poison"
-    return text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
+    return text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{_lane_numbers(*picks)}>")
 
 
 def word_vector(lanes: int) -> str:

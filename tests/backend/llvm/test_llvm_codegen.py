@@ -280,6 +280,28 @@ def test_short_circuit_guards_a_load(run_both):
     assert_same(run_both(f, sample("int32", 8), np.zeros(8, bool)))
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_an_index_read_from_memory_is_read_again(run_both, lanes):
+    """One expression in several statements; what it reads, and what a variable in it stands for, changes between."""
+    place, out = decl_buffer((1,), "int32", name="place"), decl_buffer((64,), "float32", name="out")
+    at = BufferLoad(place, (const(0),)) * 8 + 2
+    index = at if lanes == 1 else ramp(at, 1, lanes)
+    row, x = Var("row", dtype_of("int32")), Var("x", dtype_of("int32"))
+    value = const(1.0) if lanes == 1 else Broadcast(const(1.0), lanes)
+    moved = x * 8 + 32 if lanes == 1 else ramp(x * 8 + 32, 1, lanes)
+    body = seq(
+        BufferStore(place, const(1), (const(0),)),
+        BufferStore(out, value, (index,)),
+        BufferStore(place, const(2), (const(0),)),
+        BufferStore(out, value * 2.0, (index,)),
+        For(row, const(0), const(2), ForKind.UNROLLED, seq(
+            BufferStore(place, row + 1, (const(0),)),
+            LetStmt(x, BufferLoad(place, (const(0),)), BufferStore(out, value * 3.0, (moved,))),
+        )),
+    )  # fmt: skip
+    assert_same(run_both(make(body, place, out), np.zeros(1, "int32"), np.zeros(64, "float32")))
+
+
 def test_index_arithmetic(run_both):
     a, c = decl_buffer((4096,), "int32", name="A"), decl_buffer((64,), "int32", name="C")
 
