@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from relayc import backend, relay, te
+from relayc.backend.llvm.codegen import PassSelection
+from relayc.backend.llvm.compiler import Compiler
 from relayc.backend.runtime import graph_executor
 from relayc.relay import Function, IRModule, const, op, var
 from relayc.relay.lowering.graph import make_graph
@@ -255,6 +257,15 @@ def test_keys_are_transposed_in_registers(target: str, keys: int, depth: int, tr
 
 def nbytes(allocate: Allocate) -> int:
     return constant_size(allocate.buffer.shape) * allocate.buffer.dtype.nbytes
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(256, 256), (128, 128), (197, 197), (30, 70)])
+def test_blocks_of_rows_leave_llvm_no_loop_to_vectorize(queries: int, keys: int):
+    """Not even the one over the rows of a block that divides by their sums: few of LLVM's passes take half the time."""
+    function, _ = attention_graph((1, queries, keys, 2, 2, 32, 32), None, "float32")
+    target = backend.Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512")
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
+    assert Compiler(target).emit([lower(node.workload, target).function]).passes is PassSelection.FEW
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -222,8 +222,9 @@ def _softmax_at(
     """Attach the stages before the second product to each `block` of `out`; vectorise all but the scores."""
     for name in _OF_A_BLOCK:
         s[stage[name]].compute_at(s[out], block)
-    queries, weight = stage["queries"], stage["weight"]
+    queries, weight, share = stage["queries"], stage["weight"], stage["share"]
     vectorize_elements(s, queries, s[queries].op.axis[-1], extent_of(s[queries].op.axis[-1]), lanes)
+    vectorize_elements(s, share, s[share].op.axis[-1], form.queries, lanes)
     last = s[weight].op.axis[-1]
     if seen is None:
         vectorize_elements(s, weight, last, extent_of(last), lanes)

@@ -89,6 +89,11 @@ class _Loop:
         """Is it a sum in registers that would compute many addresses anew in each iteration?"""
         return len(self.invariant) > _MANY_COSTLY and all(is_fixed for _, is_fixed in self.stores)
 
+    @property
+    def has_vectors(self) -> bool:
+        """Does it store vectors?"""
+        return any(store.value.dtype.lanes > 1 for store, _ in self.stores)
+
     def note_costly(self, value: PrimExpr) -> None:
         """Note a division or product in the loop, if it does not depend on it."""
         known = len(self.invariant) > _MANY_COSTLY or any(structural_equal(value, other) for other in self.invariant)
@@ -120,12 +125,16 @@ class _Walk(Visitor[None]):
         return all(self._is_store_scheduled(*store, loop) for loop in inner for store in loop.stores)
 
     def _is_store_scheduled(self, store: BufferStore, is_fixed: bool, loop: _Loop) -> bool:
-        """Does a store go to a register, or else, as a vector, to another place in each iteration?"""
+        """Does a store go to a register, or else, as a vector, to another place in each iteration?
+
+        Elements among vectors may go to other places, too: LLVM does not vectorise a loop that has vectors.
+        """
         index, kind = store.indices[-1], store.value.dtype
-        is_register = is_fixed and store.buffer not in self._indexed
-        if index.dtype.lanes == 1 or not _is_contiguous(index):
-            return is_register and kind.is_float
-        return is_register or (not is_fixed and not loop.variables.isdisjoint(free_variables(index)))
+        is_element, is_contiguous = index.dtype.lanes == 1, _is_contiguous(index)
+        if is_fixed and store.buffer not in self._indexed and (is_contiguous or kind.is_float):
+            return True
+        moves = is_contiguous or (is_element and loop.has_vectors)
+        return moves and not is_fixed and not loop.variables.isdisjoint(free_variables(index))
 
     def _is_fixed(self, index: PrimExpr) -> bool:
         """Is it the same in each run of the statement? Its variables are defined by now."""

@@ -150,6 +150,26 @@ def test_loops_that_llvm_would_vectorize_take_all_passes(dtype: str, is_local: b
     assert passes is (PassSelection.FEW if expected else PassSelection.ALL)
 
 
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_elements_among_vectors_leave_nothing_to_vectorize(vectorized: bool):
+    """The sum of each row, of several vectors or of one element after the other, stored as an element."""
+    a, k = te.placeholder((8, 64), name="a"), te.reduce_axis((0, 64), "k")
+    c = te.compute((8,), lambda i: te.sum(a[i, k], k), name="c")
+    s = te.create_schedule([c.op])
+    if vectorized:
+        partial = s.rfactor(c, s[c].split(k, factor=16)[1])
+        s[partial].set_scope("local")
+        s[partial].compute_at(s[c], s[c].op.axis[0])
+        s[partial].reorder(s[partial].op.reduce_axis[0], s[partial].op.axis[0])
+        s[partial].vectorize(s[partial].op.axis[0])
+        s[partial].unroll(s[partial].op.reduce_axis[0])
+    else:
+        s[c].unroll(k)
+    compiler = Compiler(Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell"))
+    passes = compiler.emit([te.lower(s, [a, c])["main"]]).passes
+    assert passes is (PassSelection.FEW if vectorized else PassSelection.ALL)
+
+
 @pytest.mark.parametrize(("lines", "width", "height", "expected"), [
     (te.size_var("lines"), te.size_var("width"), 12, PassSelection.ALL),
     (te.size_var("lines"), te.size_var("width"), 2, PassSelection.FEW),
