@@ -45,6 +45,12 @@ R = TypeVar("R")
 _ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod, Min, Max)
 _SUMS = frozenset((Add, Sub))
 _FLOORS = frozenset((FloorDiv, FloorMod))
+_HIDDEN = 'asm "", "=r,0"'
+"""An empty inline assembly, whose result is its operand, unknown to LLVM.
+
+LLVM's loop strength reduction leaves addresses alone that contain a division by a variable, since it may not divide by
+0 where the program does not. All of such an address is then computed anew in each iteration of the inner loop.
+"""
 
 
 def splatted_int(e: Emitter, expr: PrimExpr) -> int | None:
@@ -186,7 +192,8 @@ def _division(e: Emitter, expr: Any) -> Index:
     is_quotient = cls is FloorDiv or cls is Div
     x, y = index_operand(e, a), index_operand(e, b)
     if is_nonnegative(expr.a, e.nonnegative) and is_nonnegative(expr.b, e.nonnegative):
-        return Index(e.text.pure(f"{'udiv' if is_quotient else 'urem'} i64 {x}, {y}"), 0)
+        value = e.text.pure(f"{'udiv' if is_quotient else 'urem'} i64 {x}, {y}")
+        return Index(value if b.value is None else e.text.pure(f'call i64 {_HIDDEN}(i64 {value})'), 0)
     if cls is Div or cls is Mod:
         return Index(e.text.pure(f"{'sdiv' if is_quotient else 'srem'} i64 {x}, {y}"), 0)
     return Index(floor_division(e.text, "i64", is_quotient, x, y, b.constant if b.value is None else None), 0)

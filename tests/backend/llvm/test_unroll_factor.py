@@ -132,6 +132,27 @@ def test_a_step_loads_each_of_two_separate_vectors_once():
     assert "(%rsp)" not in body
 
 
+def test_addresses_with_divisions_by_sizes_are_advanced_by_additions():
+    """LLVM may not divide by a size where the program does not, and computed the whole address in each iteration."""
+    n, rows, lanes = te.size_var("n"), 14, 16
+    a, b = te.placeholder((4, n + 1, rows, 64), name="a"), te.placeholder((8, 4, 64, lanes), name="b")
+    k = te.reduce_axis((0, 64), "k")
+    c = te.compute((8, n + 1, 4, rows, lanes), lambda p, i, h, y, x: te.sum(a[h, i, y, k] * b[p, h, k, x], k), name="c")
+    s = te.create_schedule([c.op])
+    tile = s.cache_write(c, "local")
+    p, i, h, y, x = s[c].op.axis
+    s[c].fuse(p, i)
+    s[tile].compute_at(s[c], h)
+    s[tile].reorder(k, *s[tile].op.axis[-2:])
+    for tensor in (c, tile):
+        *_, y, x = s[tensor].op.axis
+        s[tensor].unroll(y)
+        s[tensor].vectorize(x)
+    text = backend.build(te.lower(s, [n, a, b, c]), target=Target(AVX512)).get_source("asm")
+    (body,) = [part.split("\tj")[0] for part in re.split(r"\n\.LBB", text) if part.count("vfmadd") == 8 * rows]
+    assert not re.search(r"\t(shl|lea|imul|mov)q", body)
+
+
 def test_a_tile_of_nearly_all_registers_does_not_spill():
     """14 x 2 vectors of a strided convolution: one of the accumulators was in memory, a dependence in each step."""
     x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
