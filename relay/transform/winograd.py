@@ -27,6 +27,9 @@ PassContext.declare_option(
     choices=tuple(_WINOGRAD),
 )  # fmt: skip
 
+_SEVERAL_IMAGES = 8
+"""Images that an open batch is as likely to have as one."""
+
 
 def winograd_tiles(context: PassContext) -> frozenset[int]:
     """Sides of the output tiles that the option "relay.winograd" allows."""
@@ -50,8 +53,10 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
         return None  # dilated rows of images of dynamic size are not separated cheaply
     inputs, outputs, side = known
     batch = results["N"]
-    images = batch if isinstance(batch, int) else 1  # more images make it the cheaper one
-    shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1])
+    images, or_images = (batch, 0) if isinstance(batch, int) else (1, _SEVERAL_IMAGES)
+    shape = WinogradShape(
+        images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1], or_images=or_images
+    )
     if isinstance(op, Conv2D):
         return shape
     depth, planes = taps["D"], results["D"]

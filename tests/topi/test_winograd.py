@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -284,6 +286,18 @@ def test_wide_vectors_make_winograd_profitable_for_small_images(cores: int):
     for size, channels, tile in [(14, 256, 4), (14, 512, 4), (7, 512, 2)]:
         plan = winograd_pays(target, WinogradShape(1, size, size, channels, channels), WINOGRAD_FILTERS[3])
         assert plan is not None and plan.tile == tile
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_weights_of_an_open_batch_suit_one_image_and_several(cores: int):
+    """F(4, 3) is faster for eight images; for one, its larger weights cost layers of 7 x 7 more than that."""
+    target = Target(f"llvm -mcpu=icelake-server -mtune=sapphirerapids -num-cores={cores}")
+    for size, channels, tile in [(14, 256, 4), (7, 512, 2)]:
+        shape = WinogradShape(1, size, size, channels, channels, or_images=8)
+        plan = winograd_pays(target, shape, WINOGRAD_FILTERS[3])
+        assert plan is not None and plan.tile == tile
+        several = winograd_pays(target, replace(shape, images=8, or_images=0), WINOGRAD_FILTERS[3])
+        assert several is not None and several.tile == 4
 
 
 @pytest.mark.parametrize("cores", [1, 2])

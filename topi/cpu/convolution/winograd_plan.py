@@ -67,8 +67,9 @@ _GAIN = 0.92
 class WinogradShape:
     """A convolution with stride 1 and square filters, by its output; `inputs` are those of one of the groups.
 
-    In three dimensions `depth` planes of the input are added up for each of the result, which count as `images`;
-    `planes` are read in all, borders included.
+    Where the number of images is dynamic, `images` or `or_images` are as likely; it is 0 elsewhere. In three dimensions
+    `depth` planes of the input are added up for each of the result, which count as `images`; `planes` are read in all,
+    borders included.
     """
 
     images: int
@@ -81,13 +82,19 @@ class WinogradShape:
     dilation: int = 1
     depth: int = 1
     planes: int = 0
+    or_images: int = 0
 
     def __str__(self) -> str:
-        size = "x".join(map(str, (self.images, self.lines, self.columns, self.inputs, self.outputs)))
+        images = f"{self.images} or {self.or_images}" if self.or_images else self.images
+        size = "x".join(map(str, (images, self.lines, self.columns, self.inputs, self.outputs)))
         groups = f", {self.groups} groups" if self.groups > 1 else ""
         dilation = f", dilated by {self.dilation}" if self.dilation > 1 else ""
         depth = f", {self.depth} of {self.planes} planes" if self.planes else ""
         return f"{size}, {self.kernel}x{self.kernel}{groups}{dilation}{depth}"
+
+    def of_each_batch(self) -> list[WinogradShape]:
+        """The convolution with each of the likely numbers of images."""
+        return [replace(self, images=images, or_images=0) for images in (self.images, self.or_images) if images]
 
     def tiles(self, tile: int) -> int:
         """Tiles of `tile` x `tile` outputs, of every `dilation`-th line and column."""
@@ -171,17 +178,34 @@ def winograd_pays(
 ) -> WinogradPlan | None:
     """The best plan among the tile sizes, or None where the direct convolution is about as fast.
 
-    `direct_gain` is the speedup of the direct convolution in integers over float32.
+    Weights are transformed for one tile size and in panels of one width: where the number of images is dynamic, those
+    with the least geometric mean of cycles. The plan is that for `shape.images`. `direct_gain` is the speedup of the
+    direct convolution in integers over float32.
     """
     lanes = vector_lanes(target)
     if shape.groups > 1 and (shape.inputs % lanes or shape.outputs // shape.groups % lanes):
         return None  # panels are of one group, and so are vectors that are transformed
-    pixels, steps = shape.images * shape.lines * shape.columns, shape.kernel**2 * shape.depth * shape.inputs
-    direct = convolution_cycles(target, pixels, shape.outputs, steps) / direct_gain
-    plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
-    best = min(plans.values(), key=lambda plan: plan.cycles)
-    likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
-    return plans.get(choose(f"Winograd tile of {shape}", likely, (_DIRECT, *tiles)))
+    pixels, steps = shape.lines * shape.columns, shape.kernel**2 * shape.depth * shape.inputs
+    likely = shape.of_each_batch()
+    direct = [convolution_cycles(target, s.images * pixels, s.outputs, steps) / direct_gain for s in likely]
+    plans = {tile: _plans_for_all(target, likely, tile) for tile in tiles}
+    best = min(plans, key=lambda tile: _product_of_cycles(plans[tile]))
+    pays = _product_of_cycles(plans[best]) < math.prod([_GAIN * cycles for cycles in direct])
+    chosen = choose(f"Winograd tile of {shape}", best if pays else _DIRECT, (_DIRECT, *tiles))
+    return plans[chosen][0] if chosen in plans else None
+
+
+def _plans_for_all(target: Target, shapes: Sequence[WinogradShape], tile: int) -> list[WinogradPlan]:
+    """The plans for F(tile, kernel) of convolutions that have the same weights, and so one width of panels."""
+    of_each_width = [
+        [min(_plans(target, shape, tile, panel, [*_blocks(shape.tiles(tile))]), key=_rank) for shape in shapes]
+        for panel in _panels(target, shapes[0], None)
+    ]
+    return min(of_each_width, key=_product_of_cycles)
+
+
+def _product_of_cycles(plans: Sequence[WinogradPlan]) -> float:
+    return math.prod([plan.cycles for plan in plans])
 
 
 def convolution_cycles(target: Target, pixels: int, outputs: int, steps: int) -> float:
