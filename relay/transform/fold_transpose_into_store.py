@@ -26,6 +26,7 @@ from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Co
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
 from relayc.relay.op.transform import Reshape, Transpose
 from relayc.relay.transform.function_pass import FunctionPass
+from relayc.relay.transform.winograd import likely_images
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext, post_order
 from relayc.te.tir import Dim, as_int
@@ -141,15 +142,14 @@ class _Order:
 
         For float32: narrower types are transposed in tiles of more channels than a vector of the accumulators has.
         """
-        whole = product.tensor_type
-        if not whole.is_static or source.dtype != "float32":
+        images, *plane, channels = product.shape
+        if source.dtype != "float32" or not all(isinstance(side, int) for side in plane):
             return None
-        images, height, width, channels = whole.static_shape
-        sizes = (height * width, channels) if images == 1 else (images, height * width, channels)
+        sizes = (*(() if images == 1 else (images,)), num_elements(plane), channels)
         last = len(sizes) - 1
-        if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
+        if self.axes != (*range(last - 1), last, last - 1) or not all(map(same_dim, self.sizes, sizes)):
             return None
-        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _is_faster_by_rows(product, target) else None
+        return _Order(product.shape, (0, 3, 1, 2), 3) if _is_faster_by_rows(product, target) else None
 
 
 def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
@@ -173,13 +173,16 @@ def _moved(call: Call) -> tuple[TensorType, Sequence[int]] | None:
 
 def _is_faster_by_rows(product: Call, target: Target) -> bool:
     """Is a convolution by rows, transposed when stored, at least as fast as a separate transpose kernel?"""
-    images, height, width, channels = product.tensor_type.static_shape
+    batch, *plane, channels = product.shape
+    height, width, channels = [constant_size([d]) for d in (*plane, channels)]
     op = product.op
     if not isinstance(op, Conv2DNHWCWinograd):  # a depthwise one
         return width >= LINE_ELEMENTS and channels % vector_lanes(target) == 0
     *_, inputs, panel = product.args[1].tensor_type.static_shape
-    shape = WinogradShape(images, height, width, inputs, channels, op.kernel_size, op.groups, op.dilation)
-    return winograd_transposes(target, shape, op.tile, panel)
+    images, or_images = likely_images(batch)
+    filters = op.kernel_size, op.groups, op.dilation
+    shape = WinogradShape(images, height, width, inputs, channels, *filters, or_images=or_images)
+    return all(winograd_transposes(target, each, op.tile, panel) for each in shape.of_each_batch())
 
 
 def _first_of_columns(source: TensorType, product: Call) -> int | None:

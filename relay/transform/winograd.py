@@ -10,11 +10,12 @@ from relayc.relay.expr import Call
 from relayc.relay.op.nn.conv import Conv2D, Conv3D
 from relayc.relay.sizes import LIKELY_SIDE, likely
 from relayc.te.ir import PassContext
+from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from relayc.topi.layout import Layout
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS, Depth
 
-__all__ = ["winograd_plan", "winograd_shape", "winograd_tiles"]
+__all__ = ["likely_images", "winograd_plan", "winograd_shape", "winograd_tiles"]
 
 _WINOGRAD: dict[str, frozenset[int]] = {
     "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
@@ -36,6 +37,11 @@ def winograd_tiles(context: PassContext) -> frozenset[int]:
     return _WINOGRAD[context.option("relay.winograd")]
 
 
+def likely_images(batch: Dim) -> tuple[int, int]:
+    """`images` and `or_images` of a `WinogradShape`: the size of a batch, or two that are likely."""
+    return (batch, 0) if isinstance(batch, int) else (1, _SEVERAL_IMAGES)
+
+
 def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
     """The sizes of `call` for Winograd's algorithm, estimated if dynamic; None if it does not apply.
 
@@ -52,8 +58,7 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
     if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[-1] > 1 and not sides_known):
         return None  # dilated rows of images of dynamic size are not separated cheaply
     inputs, outputs, side = known
-    batch = results["N"]
-    images, or_images = (batch, 0) if isinstance(batch, int) else (1, _SEVERAL_IMAGES)
+    images, or_images = likely_images(results["N"])
     shape = WinogradShape(
         images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1], or_images=or_images
     )

@@ -345,7 +345,7 @@ def test_products_that_widen_weights_by_panel_are_transposed(
 
 
 def winograd(
-    batch: int, height: int, width: int, channels: int, dilation: int = 1, kernel: int = 3, groups: int = 1
+    batch: Dim, height: int, width: int, channels: int, dilation: int = 1, kernel: int = 3, groups: int = 1
 ) -> tuple[Expr, list[Var]]:
     """A convolution of 3 x 3 or 5 x 5 with a residual and an activation, channels first."""
     x, residual = var("x", (batch, height, width, 64)), var("r", (batch, height, width, channels))
@@ -375,11 +375,28 @@ def test_rows_of_winograd_tiles_are_transposed(
     check(body, params, target)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("height", "width", "channels", "kernel"), [(28, 28, 128, 3), (57, 59, 64, 3), (33, 18, 96, 3), (31, 37, 64, 5)]
+)
+def test_rows_of_winograd_tiles_of_an_open_batch_are_transposed(
+    height: int, width: int, channels: int, kernel: int, target: str, monkeypatch: Any
+):
+    """Blocks are lines of an image, however many there are; weights read once are read once for each image."""
+    monkeypatch.setattr("relayc.relay.transform.fold_transpose_into_store.winograd_transposes", lambda *_: True)
+    body, params = winograd(OPEN[0], height, width, channels, kernel=kernel)
+    operators = kernels(body, params, Target(target))
+    if any("nn.conv2d_nhwc_winograd" in of_kernel for of_kernel in operators):
+        assert ("transpose",) not in operators
+    check(body, params, target, *[{"b": images} for images in (1, 3, 4, 5)])
+
+
 def test_which_winograd_convolutions_are_transposed():
     """Where whole rows of tiles are as good as other blocks, and rows are whole cache lines."""
     for target in (SERVER, HASWELL):
         assert len(kernels(*winograd(1, 80, 80, 64), target)) == 1
         assert len(kernels(*winograd(2, 112, 112, 64), target)) == 1
+        assert len(kernels(*winograd(OPEN[0], 112, 112, 64), target)) == 1
         assert len(kernels(*winograd(1, 14, 14, 64), target)) == 2
         dilated = kernels(*winograd(1, 80, 80, 64, dilation=2), target)
         assert len(dilated) == 2 and "nn.conv2d_nhwc_winograd" in dilated[0]
@@ -400,7 +417,7 @@ def test_whole_rows_of_tiles_are_planned():
 
 
 def depthwise(
-    batch: int, height: int, width: int, channels: int, kernel: int = 3, stride: int = 1
+    batch: Dim, height: int, width: int, channels: int, kernel: int = 3, stride: int = 1
 ) -> tuple[Expr, list[Var]]:
     """A depthwise convolution with a residual and an activation, channels first."""
     x, lines, columns = var("x", (batch, height, width, channels)), -(-height // stride), -(-width // stride)
@@ -421,6 +438,13 @@ def test_rows_of_depthwise_convolutions_are_transposed(
     body, params = depthwise(batch, height, width, channels, kernel, stride)
     assert len(kernels(body, params, Target(target))) == 1
     check(body, params, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_rows_of_depthwise_convolutions_of_an_open_batch_are_transposed(target: str):
+    body, params = depthwise(OPEN[0], 17, 40, 48)
+    assert len(kernels(body, params, Target(target))) == 1
+    check(body, params, target, {"b": 1}, {"b": 3})
 
 
 def test_short_rows_and_partial_vectors_keep_a_transpose():

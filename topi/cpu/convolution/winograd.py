@@ -34,16 +34,17 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where the number of tiles is dynamic, a block may have fewer of them. Of transposed results, and where all products
-    read one transformed input, a second version goes tile by tile instead, for images with fewer tiles than a block
-    has. Where only the number of images is dynamic, another version is planned for several.
+    Where the number of tiles is dynamic, a block may have fewer of them. Where all products read one transformed input,
+    a second version goes tile by tile instead, for images with fewer tiles than a block has; blocks of transposed
+    results are lines of an image of known sides. Where only the number of images is dynamic, another version is planned
+    for several.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
     *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
     s = _arranged(outs, anchor, target, plan)
-    whole_blocks = plan.weights_once or order.is_transposed
-    if whole_blocks and plan.block > 1 and not all((*images, height, width)):
+    known = height and width if order.is_transposed else not plan.weights_once or all((*images, height, width))
+    if plan.block > 1 and not known:
         s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     batch = order.result.shape[0]
     if isinstance(batch, int) or not (height and width):
@@ -168,11 +169,14 @@ def _transpose_output(
     vector, c = s[out].split(c, factor=width)
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
     block, line = s[out].split(y, factor=plan.block // columns, tail="shift")
-    outside = [panel, n, block] if plan.weights_once else [n, block, panel]
+    outside = [n, block, panel]
+    if plan.weights_once:  # a dynamic number of images outermost: transposed tiles have no tests for the ends of axes
+        outside = [panel, n, block] if isinstance(out.shape[0], int) else [n, panel, block]
     s[out].reorder(*outside, line, vector, y_inner, c, x)
-    block = s[out].fuse(n, block)
     if plan.weights_once:
-        block = panel = s[out].fuse(panel, block)
+        block = panel = s[out].fuse(outside[0], s[out].fuse(*outside[1:]))
+    else:
+        block = s[out].fuse(n, block)
     transpose_line(s, out, source, vector, c, x, target)
 
     n, y, x, c = s[source].op.axis
