@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from threading import local
@@ -220,7 +220,7 @@ class PanelPacker:
         for w in work:
             if w.form is not None:
                 nbytes[w.form] += w.packed.nbytes
-        kernels = {form: _kernel(form) for form, size in nbytes.items() if size >= self._worth_compiling}
+        kernels = _kernels([form for form, size in nbytes.items() if size >= self._worth_compiling])
         pieces = [piece for w in work for piece in w.pieces()]
         memory = _ThreadMemory(max([piece.fetched_bytes for piece in pieces], default=0))
         in_threads(lambda piece: piece.pack(kernels, memory), pieces, sum([w.packed.nbytes for w in work]))
@@ -263,17 +263,32 @@ def _host() -> Target:
     return Target("llvm")
 
 
-@lru_cache
-def _kernel(form: _Form) -> KernelFunc:
-    """The kernel of a form for this machine, from the cache if it was compiled before."""
-    lanes = _lanes(form.width)
-    name = f"panels_{form.width}_{form.tile}_{form.taps}_{lanes}"
-    builder = ModuleBuilder(_host())
-    if builder.reuse(name, name) is None:
-        if form.tile:
-            builder.add(winograd_panels(form.tile, form.taps, form.width, lanes, name), name)
-        else:
-            builder.add(panels_by_rows(form.width, lanes, name), name)
-    kernel = builder.finish().get_function(name)
-    assert isinstance(kernel, KernelFunc)
-    return kernel
+def _kernels(forms: Sequence[_Form]) -> dict[_Form, KernelFunc]:
+    """The kernels of these forms for this machine, from the cache if they were compiled before.
+
+    LLVM compiles one while the next one is lowered.
+    """
+    missing = {_name(form): form for form in forms if form not in _compiled}
+    if missing:
+        builder = ModuleBuilder(_host())
+        for name, form in missing.items():
+            if builder.reuse(name, name) is None:
+                lanes = _lanes(form.width)
+                if form.tile:
+                    builder.add(winograd_panels(form.tile, form.taps, form.width, lanes, name), name)
+                else:
+                    builder.add(panels_by_rows(form.width, lanes, name), name)
+        library = builder.finish()
+        for name, form in missing.items():
+            kernel = library.get_function(name)
+            assert isinstance(kernel, KernelFunc)
+            _compiled[form] = kernel
+    return {form: _compiled[form] for form in forms}
+
+
+def _name(form: _Form) -> str:
+    return f"panels_{form.width}_{form.tile}_{form.taps}_{_lanes(form.width)}"
+
+
+_compiled: dict[_Form, KernelFunc] = {}
+"""The kernels that this process has, by their forms."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime.threads import set_num_threads
 from relayc.relay.stored import StoredConstant
 from relayc.relay.transform import panels
@@ -90,15 +91,28 @@ def test_other_types_are_left_to_numpy() -> None:
     np.testing.assert_array_equal(packed, expected_panels(weight, 16))
 
 
-def test_one_kernel_serves_all_weights_of_a_width_and_little_work_needs_none() -> None:
-    panels._kernel.cache_clear()
+def test_one_kernel_serves_all_weights_of_a_width_and_little_work_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: dict[object, object] = {}
+    monkeypatch.setattr(panels, "_compiled", compiled)
     packer, small = PanelPacker(4 * 64 * 64 * 2), PanelPacker(4 * 64 * 64 * 2 + 1)
     for p in (packer, small):
         p.panels(weights(64, 64), 8)
         p.panels(weights(64, 64), 8)
         p.run()
-    assert panels._kernel.cache_info().currsize == 1
-    assert panels._kernel.cache_info().misses == 1
+    assert len(compiled) == 1
+
+
+def test_kernels_of_several_forms_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM compiles one while the next one is lowered."""
+    builders: list[ModuleBuilder] = []
+    monkeypatch.setattr(panels, "_compiled", {})
+    monkeypatch.setattr(panels, "ModuleBuilder", lambda target: builders.append(ModuleBuilder(target)) or builders[-1])
+    weight, packer = weights(64, 64), PanelPacker(0)
+    packed = {width: packer.panels(weight, width) for width in (8, 16, 32)}
+    packer.run()
+    assert len(builders) == 1
+    for width, panel in packed.items():
+        np.testing.assert_array_equal(panel, expected_panels(weight, width))
 
 
 def test_threads_do_not_change_the_result() -> None:
