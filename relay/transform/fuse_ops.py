@@ -13,6 +13,8 @@ a single result, so nothing is computed twice and nothing inside is needed outsi
 - Concatenations (`joins_inputs`) read their inputs and do not compute them in each branch; nor is work repeated inside
   an operator that broadcasts its input.
 - With `permutes_into_products`, transposes and slices (`permutes_elements`) become part of the product that reads them.
+- With `looks_up_in_products`, matrices that are chosen at run time (`looks_up`) become part of the product of each with
+  one row, which reads each element once: a copy of them would be written and read besides.
 - Conversions of int8 and uint8 to floats become part of a depthwise or Winograd convolution that reads them, and like
   those of 16-bit floats of the epilogue of a heavy operator, so that memory between kernels holds the smaller type.
 - Data movement and elementwise operators become part of the operator that copies its input anyway
@@ -32,6 +34,7 @@ from relayc.relay.op.base import OpDef, OpPattern
 from relayc.relay.op.broadcast import Where
 from relayc.relay.op.elementwise import Cast
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relayc.relay.op.nn.dense import BatchMatmul
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
 from relayc.relay.sizes import likely, product
 from relayc.relay.transform.fused_formula import MAX_DEPTH, is_small_formula
@@ -53,8 +56,8 @@ Admits = Callable[[OpPattern, "_Group", bool], bool]
 class _Group:
     """A set of nodes to fuse: union-find with the strongest pattern among them."""
 
-    __slots__ = ("anchor", "computes", "is_elementwise", "last", "members", "moves", "parent", "pattern", "reads_once",
-                 "widens")  # fmt: skip
+    __slots__ = ("anchor", "computes", "is_elementwise", "last", "looks_up", "members", "moves", "parent", "pattern",
+                 "reads_once", "widens")  # fmt: skip
 
     def __init__(self, node: int, expr: Expr) -> None:
         pattern, reads_once, moves = _pattern(expr), _reads_once(expr), _moves(expr)
@@ -64,6 +67,7 @@ class _Group:
         self.widens = _widens(expr)  # does a node convert bytes, or 16-bit floats, to floats?
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
+        self.looks_up = _looks_up(expr)  # does a node read elements at positions that a tensor holds?
         self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
         self.members = [node]
         self.last = node  # the position of its result
@@ -93,6 +97,7 @@ class _Group:
             root.last = max(root.last, child.last)
             root.moves = root.moves and child.moves
             root.computes = root.computes or child.computes
+            root.looks_up = root.looks_up or child.looks_up
             root.widens = root.widens or child.widens
             if child.pattern > root.pattern:
                 root.pattern, root.reads_once, root.anchor = child.pattern, child.reads_once, child.anchor
@@ -201,14 +206,16 @@ def immediate_post_dominators(users: Sequence[Sequence[int]]) -> dict[int, int]:
 class _Partition:
     """Decides the groups of one body."""
 
-    def __init__(self, body: Expr, max_size: int, permutes_into_products: bool) -> None:
+    def __init__(self, body: Expr, max_size: int, permutes_into_products: bool, looks_up_in_products: bool) -> None:
         self.flow = _Dataflow(body)
         self.max_size = max_size
         self.groups = [_Group(i, e) for i, e in enumerate(self.flow.nodes)]
         if max_size > 1:
             self._read_bytes()
-        rules = (self._epilogues, self._elementwise, self._injective, self._widened_operands, self._copied_operands)
-        for rule in (*rules, self._moved_operands) if permutes_into_products else rules:
+        rules = [self._epilogues, self._elementwise, self._injective, self._widened_operands, self._copied_operands]
+        rules += [self._moved_operands] if permutes_into_products else []
+        rules += [self._looked_up_operands] if looks_up_in_products else []
+        for rule in rules:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
                 if sink is not None and self._open(node, sink):
@@ -299,6 +306,12 @@ class _Partition:
         group = self.groups[node].find()
         copied = _is_copied(self.flow.nodes[node], self.flow.nodes[sink])
         if not path and copied and group.pattern <= OpPattern.INJECTIVE:
+            self._merge((node,), sink)
+
+    def _looked_up_operands(self, node: int, sink: int, path: list[int]) -> None:
+        group = self.groups[node].find()
+        streamed = _is_streamed(self.flow.nodes[node], self.flow.nodes[sink])
+        if not path and streamed and group.looks_up and not group.computes and group.pattern <= OpPattern.INJECTIVE:
             self._merge((node,), sink)
 
     def _reaches_concatenation(self, nodes: Sequence[int]) -> bool:
@@ -393,6 +406,19 @@ def _reads_by_index(expr: Expr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.reads_by_index
 
 
+def _looks_up(expr: Expr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.looks_up
+
+
+def _is_streamed(operand: Expr, reader: Expr) -> bool:
+    """Is it the matrices, each of which `reader` multiplies with one row, reading it along its own rows?"""
+    if not isinstance(reader, Call) or not isinstance(reader.op, BatchMatmul) or not reader.op.transpose_b:
+        return False
+    left, right = reader.args
+    one_row = reader.shape[-2] == 1 and shapes_equal(right.shape[:-2], reader.shape[:-2])
+    return right is operand and left is not operand and one_row
+
+
 def _is_copied(operand: Expr, reader: Expr) -> bool:
     """Does `reader` copy each element of `operand` once, and not use it otherwise?"""
     if not isinstance(reader, Call) or not isinstance(reader.op, OpDef):
@@ -444,11 +470,11 @@ class _Rewriter:
         self.done[id(root)] = Call(function, tuple(args), span=root.span)
 
 
-def _fuse_function(function: Function, max_size: int, permutes_into_products: bool) -> Function:
+def _fuse_function(function: Function, max_size: int, *options: bool) -> Function:
     if _is_leaf(function.body):
         return function
     rewriter = _Rewriter()
-    for members in _Partition(function.body, max_size, permutes_into_products).members():
+    for members in _Partition(function.body, max_size, *options).members():
         rewriter.replace_group(members)
     return function.with_body(rewriter.outer(function.body))
 
@@ -463,14 +489,15 @@ class FuseOps(Pass):
     """Puts every operator call into a function with attribute "primitive"; see the module's docstring."""
 
     permutes_into_products: bool = False
+    looks_up_in_products: bool = False
 
     opt_level: ClassVar[int] = 0
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         max_size = context.option("relay.FuseOps.max_size") if context.opt_level >= 1 else 1
-        moves = self.permutes_into_products and max_size > 1
+        options = [each and max_size > 1 for each in (self.permutes_into_products, self.looks_up_in_products)]
 
         def fused(function: Any) -> Any:
-            return _fuse_function(function, max_size, moves) if isinstance(function, Function) else function
+            return _fuse_function(function, max_size, *options) if isinstance(function, Function) else function
 
         return module.map_functions(fused)

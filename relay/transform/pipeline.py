@@ -156,7 +156,7 @@ def default_pipeline(
         SeparateOutputs(),  # after the elimination, which may leave two outputs as one value
         PackNarrowConstants(),  # after the last FoldConstant, which would unpack them again
         LimitParts(),  # after the last pass that makes concatenations; FuseOps makes the parts kernels
-        FuseOps(permutes_into_products="gpu" in target.keys),  # no pass before it sees a primitive function
+        FuseOps("gpu" in target.keys, "cpu" in target.keys),  # no pass before it sees a primitive function
         *only(cpu, FoldTransposeIntoStore(target)),  # reads the groups of FuseOps
         *only(cpu, FuseSiblings(target)),  # last: it merges whole kernels
     )

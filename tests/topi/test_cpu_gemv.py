@@ -9,6 +9,7 @@ import pytest
 from relayc import relay, te
 from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
+from relayc.relay import op
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
 from relayc.relay.op import nn
@@ -43,6 +44,23 @@ def test_few_rows_by_transposed_matrices(rows: int, columns: int, steps: int, ta
     result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(x, y)[0].numpy()
     expected = np.maximum(x.astype(np.float64) @ np.swapaxes(y, 1, 2), 0)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("count", [2, 70, "n"])
+@pytest.mark.parametrize(("columns", "steps"), [(16, 32), (5, 40), (33, 70), (64, 7)])
+def test_rows_by_matrices_that_are_looked_up(count: int | str, columns: int, steps: int, target: str):
+    rng = np.random.default_rng(0)
+    n = count if isinstance(count, int) else te.size_var(count)
+    x, at = relay.var("x", (n, 1, steps)), relay.var("at", (n,), "int64")
+    y = rng.standard_normal((3, columns, steps), dtype=np.float32)
+    found = op.take(relay.const(y), at, axis=0, mode="fast")
+    lib = relay.build(relay.Function((x, at), nn.relu(nn.batch_matmul(x, found, transpose_b=True))), target)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for size in [count] if isinstance(count, int) else [1, 31, 65]:
+        rows, which = rng.standard_normal((size, 1, steps), dtype=np.float32), rng.integers(0, 3, size)
+        expected = np.maximum(rows.astype(np.float64) @ np.swapaxes(y, 1, 2)[which], 0)
+        np.testing.assert_allclose(executor(rows, which)[0].numpy(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

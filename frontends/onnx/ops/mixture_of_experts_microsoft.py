@@ -52,7 +52,8 @@ class _Layer:
         weights, scales, zeros, bias = parts
         assert weights is not None
         real = _real(weights, scales, zeros, self.bits, str(x.dtype))
-        result = op.sum(op.multiply(op.expand_dims(x, 1), real), axis=2)
+        rows = op.nn.batch_matmul(op.expand_dims(x, 1), real, transpose_b=True)
+        result = reshape_to(rows, (x.shape[0], self.weights.shape[1]))
         return result if bias is None else op.add(result, bias)
 
 
@@ -152,11 +153,13 @@ def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -
         result = op.sum(op.multiply(results, op.expand_dims(transposed(share, (1, 0)), 2)), axis=0)
     else:
         rows = product((tokens, chosen))
-        expert = reshape_to(which, (rows,))
-        owner = op.floor_divide(counted(rows), const(chosen, "int64"))
-        repeated = op.take(x, owner, axis=0, mode="fast")
+        unsorted = reshape_to(which, (rows,))
+        order = op.argsort(unsorted, dtype="int64")  # rows of an expert, one after the other, find it in the caches
+        expert = op.take(unsorted, order, axis=0, mode="fast")
+        repeated = op.take(x, op.floor_divide(order, const(chosen, "int64")), axis=0, mode="fast")
         hidden = activation(expand.of_rows(repeated, expert), None if gate is None else gate.of_rows(repeated, expert))
-        results = reshape_to(contract.of_rows(hidden, expert), (tokens, chosen, contract.weights.shape[1]))
+        results = op.take(contract.of_rows(hidden, expert), op.argsort(order, dtype="int64"), axis=0, mode="fast")
+        results = reshape_to(results, (tokens, chosen, contract.weights.shape[1]))
         result = op.sum(op.multiply(results, op.expand_dims(weights, 2)), axis=1)
     return reshape_to(result, (*shape[:-1], contract.weights.shape[1]))
 

@@ -129,6 +129,17 @@ def test_operand_permutations_become_part_of_a_product_on_request(transformed):
     assert ["strided_slice", "transpose"] in groups(transformed(function, FuseOps()))
 
 
+def test_matrices_looked_up_become_part_of_a_product_with_one_row_each_on_request(transformed):
+    x, many, at = var("x", (6, 1, 8)), var("many", (6, 2, 8)), var("at", (6,), "int32")
+    found = op.take(const(np.ones((4, 8, 8), "float32")), at, axis=0)
+    product = nn.batch_matmul(x, found, transpose_b=True)
+    again = nn.batch_matmul(many, found, transpose_b=True)  # reads each element twice
+    one, both = Function((x, at), relu(product)), Function((many, at), again)
+    assert groups(transformed(one, FuseOps(looks_up_in_products=True))) == [["take", "nn.batch_matmul", "nn.relu"]]
+    assert groups(transformed(both, FuseOps(looks_up_in_products=True))) == [["take"], ["nn.batch_matmul"]]
+    assert groups(transformed(one, FuseOps())) == [["take"], ["nn.batch_matmul", "nn.relu"]]
+
+
 def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
     """The second one's epilogue converts them: a quarter of what the first one would write and the second read."""
     x = var("x", (8, 16))
