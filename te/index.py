@@ -37,7 +37,7 @@ from relayc.te.tir.expr import (
 from relayc.te.tir.ops import cast, make_const
 from relayc.te.tir.substitute import substitute
 
-__all__ = ["IndexMath"]
+__all__ = ["IndexMath", "largest_extent"]
 
 
 _MOST_EXTREMA = 6
@@ -538,3 +538,10 @@ def _loose_atoms(p: Poly, loose: frozenset[Var]) -> set[Atom]:
     return {a for a in p.atoms() if not a.vars.isdisjoint(loose)}
 
 
+def largest_extent(extent: Dim) -> int | None:
+    """The largest value of a bounded size; None where it has no bound."""
+    if isinstance(extent, int):
+        return extent
+    bounded = any(isinstance(v, SizeVar) and v.most is not None for v in post_order(extent))
+    arithmetic = IndexMath()
+    return arithmetic.bounds(arithmetic.dim(extent))[1] if bounded else None

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from relayc import te
 from relayc.te.arith import Analyzer
-from relayc.te.index import IndexMath
+from relayc.te.index import IndexMath, largest_extent
 from relayc.te.ir import post_order
 from relayc.te.rewrite import map_reads
-from relayc.te.tir import Dim, PrimExpr, ProducerLoad, SizeVar, Var, as_int, convert
+from relayc.te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, convert
 from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
 from relayc.topi.registry import operations_behind
@@ -97,21 +97,13 @@ def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
 def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
     """The product of sizes, bounded ones at their largest; all others together count as `default`. For decisions only.
     """
-    known = [n for n in map(_largest, extents) if n is not None]
+    known = [n for n in map(largest_extent, extents) if n is not None]
     return math.prod(known) * (1 if len(known) == len(extents) else default)
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
     """Are all sizes constant?"""
     return all(isinstance(d, int) for d in shape)
-
-
-def _largest(extent: Dim) -> int | None:
-    if isinstance(extent, int):
-        return extent
-    bounded = any(isinstance(v, SizeVar) and v.most is not None for v in post_order(extent))
-    arithmetic = IndexMath()
-    return arithmetic.bounds(arithmetic.dim(extent))[1] if bounded else None
 
 
 def least_extent(extent: Dim) -> int:

@@ -22,6 +22,7 @@ from relayc.backend.runtime.graph import Graph
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.ndarray import NDArray, empty
 from relayc.backend.runtime.packed_func import PackedFunc, takes_pointers
+from relayc.backend.runtime.sizes import evaluate
 
 __all__ = [
     "MOST_WASTE", "SMALL_BUFFER", "CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings",
@@ -78,6 +79,7 @@ class NodeRunner:
                 functions[node.func] = module.get_function(node.func, query_imports=True)
         self._functions = [functions[node.func] for node in graph.nodes]
         self._tensors: list[Sequence[int]] = [(*node.inputs, *node.outputs, *node.scratch) for node in graph.nodes]
+        self._sizes = [[evaluate(size, {}) for size in node.sizes] for node in graph.nodes]
         self._calls: list[Callable[[], object] | None] = [None] * len(graph.nodes)
         self._users: dict[int, list[int]] = {}
         for index, tensors in enumerate(self._tensors):
@@ -131,7 +133,7 @@ class NodeRunner:
 
     def _bind(self, index: int) -> Callable[[], object]:
         arrays = [self._arrays[tensor] for tensor in self._tensors[index]]
-        call = self._calls[index] = self._functions[index].bind(*arrays, context=self._context)
+        call = self._calls[index] = self._functions[index].bind(*arrays, *self._sizes[index], context=self._context)
         return call
 
 

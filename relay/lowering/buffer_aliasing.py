@@ -31,7 +31,7 @@ from relayc.relay.op.transform import StridedSlice
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 
-__all__ = ["AliasViews"]
+__all__ = ["AliasViews", "has_only_loops", "note_strides"]
 
 _SHORTEST = 16
 """Minimum number of contiguous elements in a view: a cache line of float32."""
@@ -60,7 +60,7 @@ def _alias(graph: ExecutionGraph, report: AliasReport) -> None:
     for node in reversed(list(graph.nodes)):
         sharing.join(node)
     graph.nodes = [n for node in graph.nodes for n in sharing.replaced.get(id(node), [node])]
-    _note_strides(graph)
+    note_strides(graph)
 
 
 @dataclass
@@ -213,8 +213,8 @@ class _Sharing:
         views = self.views.get(number, ())
         nodes = [*self.readers.get(number, ()), *([self.producer[number]] if number in self.producer else [])]
         slices_only = all(self.graph.tensors[v].begins is not None for v in views)
-        long = _piece(shape, strides) >= _SHORTEST
-        return long and slices_only and all(map(_is_loops, nodes)) and all(self._can_take(v, strides) for v in views)
+        serves = slices_only and _piece(shape, strides) >= _SHORTEST and all(map(has_only_loops, nodes))
+        return serves and all(self._can_take(v, strides) for v in views)
 
     def _make_view(self, number: int, base: int, begins: tuple[int, ...]) -> None:
         tensor = self.graph.tensors[number]
@@ -293,7 +293,7 @@ def _concatenated(node: GraphNode) -> tuple[list[int], int] | None:
     return [node.inputs[positions[id(a)]] for a in body.args], body.op.axis % len(body.shape)
 
 
-def _is_loops(node: GraphNode) -> bool:
+def has_only_loops(node: GraphNode) -> bool:
     """Does this kernel consist of loops over indices, which work with any strides?"""
     return all(
         isinstance(e, Tuple | TupleGetItem | Var | Constant) or (isinstance(e, Call) and _has_loops(e))
@@ -320,7 +320,7 @@ def _but(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :])
 
 
-def _note_strides(graph: ExecutionGraph) -> None:
+def note_strides(graph: ExecutionGraph) -> None:
     """Set the attribute "strides" of kernels that access tensors that are not contiguous."""
     made: dict[tuple[str, Any], Workload] = {}
     for node in graph.nodes:

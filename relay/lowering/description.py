@@ -94,8 +94,8 @@ def _node(graph: ExecutionGraph, index: int, node: Node) -> GraphNode:
         scratch=tuple(node.outputs[results:]),
         ops=workload.operators,
         sources=tuple(node.sources),
-        flops=workload.flops,
-        bytes=workload.nbytes,
+        flops=node.flops,
+        bytes=node.nbytes,
         sizes=_shape(node.sizes, graph.sizes),
     )
 

@@ -23,6 +23,7 @@ from relayc.te.tir import (
     call_intrin,
     cast,
     const,
+    convert,
     seq,
 )  # fmt: skip
 
@@ -79,7 +80,8 @@ def add_entry(
         return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments(node)))
 
     def arguments(node: GraphNode) -> list[PrimExpr]:
-        return [address(number) for number in (*node.inputs, *node.outputs)]
+        sizes = [cast(INT32, convert(size)) for size in node.sizes]
+        return [*map(address, (*node.inputs, *node.outputs)), *sizes]
 
     def merged(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
         """The steps of nodes in a region; steps of nodes that run concurrently are merged."""

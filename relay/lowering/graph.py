@@ -106,8 +106,21 @@ class GraphNode:
     """consecutive nodes of the same number form one parallel region"""
     concurrent: bool = False
     """does it run concurrently with the previous node, in the same region?"""
+    unshared: Workload | None = None
+    """the workload of these extents only, where extents are among `names`"""
     cycles: float = 0.0
     """estimated cycles of the kernel on one core; 0: unknown"""
+
+
+    @property
+    def flops(self) -> int:
+        """Operations of the kernel: see `Workload.flops`."""
+        return (self.unshared or self.workload).flops
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kernel accesses: see `Workload.nbytes`."""
+        return (self.unshared or self.workload).nbytes
 
 
 @dataclass

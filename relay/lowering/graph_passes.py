@@ -9,6 +9,7 @@ from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.kv_cache import PlaceKVCaches
 from relayc.relay.lowering.share_extents import ShareExtents
 from relayc.relay.lowering.share_kernels import ShareKernels, ShareSlices
+from relayc.relay.lowering.space_rows import SpaceRows
 from relayc.te.ir import IRModule, Pass, Sequential
 
 __all__ = ["arrange", "graph_passes"]
@@ -25,7 +26,7 @@ def graph_passes(target: Target) -> tuple[Pass, ...]:
         *((SliceBatches(target),) if "cpu" in target.keys else ()),  # before views are chosen: a slice is one, too
         *((AliasViews(),) if target.device_kind == "cpu" else ()),
         ShareSlices(),  # only slices that have not become views are kernels
-        *((ShareExtents(),) if "avx512f" in target.features else ()),  # whose masks of partial vectors cost little
+        *((SpaceRows(), ShareExtents()) if "avx512f" in target.features else ()),  # whose masks cost little
     )
 
 

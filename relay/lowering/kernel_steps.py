@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from relayc.backend.target import Target
 from relayc.te.dtype import INT32
+from relayc.te.index import largest_extent
 from relayc.te.ir import collect
 from relayc.te.tir import (
     Buffer,
@@ -83,8 +84,13 @@ def _loops(function: PrimFunc) -> list[For]:
     lets, body = _split_lets(function.body)
     parts = body.stmts if isinstance(body, SeqStmt) else (body,)
     loops = [part for part in parts if isinstance(part, For) and _is_step(part)]
-    plain = all(param in function.buffer_map for param in function.params)
+    plain = all(param in function.buffer_map or _is_bounded(param) for param in function.params)
     return loops if plain and len(loops) == len(parts) and _is_pure(lets, body) else []
+
+
+def _is_bounded(param: Var) -> bool:
+    """Is it an extent that is data? Images of dynamic sizes, of which a kernel may have some too, share no regions."""
+    return isinstance(param, SizeVar) and param.most is not None
 
 
 def _is_pure(lets: Sequence[LetStmt], body: Stmt) -> bool:
@@ -119,7 +125,7 @@ def _is_large(function: PrimFunc, target: Target) -> bool:
 def _nbytes(buffer: Buffer) -> int:
     size = buffer.dtype.element.nbytes * buffer.dtype.lanes
     for extent in buffer.shape:
-        size *= extent if isinstance(extent, int) else 0
+        size *= largest_extent(extent) or 0
     return size
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -66,6 +66,11 @@ class Workload:
         digest = hashlib.sha256(self.key.encode()).hexdigest()[:10]
         words = "_".join(name.replace(".", "_") for name in self.operators)
         return f"fused_{words[:_NAME_LENGTH]}_{digest}"
+
+    @property
+    def largest_extents(self) -> Mapping[str, int]:
+        """The largest values of the size variables that stand for extents: see `relay.lowering.share_extents`."""
+        return dict(self.function.attrs.get("extents", ()))
 
     @cached_property
     def flops(self) -> int:

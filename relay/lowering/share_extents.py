@@ -1,4 +1,4 @@
-"""Shares kernels between fused functions of dynamic sizes that differ only in fixed extents: numbers of channels.
+"""Shares kernels between fused functions that differ only in fixed extents: numbers of channels.
 
 Where the size of images or the batch is dynamic a kernel takes sizes anyway, and its loops have versions and remainders
 for all of them, which makes it expensive to compile. A model has many layers that are the same but for their numbers of
@@ -7,7 +7,11 @@ as constants: one kernel serves the layers of similar extents, and is planned fo
 
 Only extents on which the operators' code does not depend are abstracted (`OpDef.open_form`). What all functions of a
 group have in common stays known: common factors, the least and the largest extent, and which extents are equal.
-Functions without dynamic sizes stay as they are, and so do those of cheap operators only.
+Functions of dynamic sizes stay as they are if they consist of cheap operators only.
+
+A static model of many such layers, as a DenseNet, has a kernel for each, all of which are simple. They become one where
+its code is as good as theirs: the channels of the first argument alone differ, and the rows of all tensors that have as
+many lie a constant distance apart in memory, as those of slices do and of tensors from `relay.lowering.space_rows`.
 """
 
 from __future__ import annotations
@@ -28,15 +32,21 @@ from relayc.relay.op.base import OpDef, OpPattern
 from relayc.relay.op.common import WIDEST_VECTOR
 from relayc.relay.sizes import add_sizes, assuming, product
 from relayc.relay.type import TensorType
+from relayc.te.dtype import INT32
 from relayc.te.ir import PassContext
+from relayc.te.ir.decisions import is_recording, note
 from relayc.te.tir import Dim, SizeVar
 
-__all__ = ["ShareExtents"]
+__all__ = ["FEWEST_STATIC", "ShareExtents", "open_axes", "outlined"]
+
+FEWEST_STATIC = 4
+"""Fewest functions of static shapes that share a kernel. One kernel of any of some extents takes little longer to
+compile than that of one."""
 
 
 class ShareExtents(GraphPass):
-    """Nodes of a graph, its variants and the graphs inside of it run the same kernel if their functions, of dynamic
-    sizes, differ only in extents that may be data.
+    """Nodes of a graph, its variants and the graphs inside of it run the same kernel if their functions differ only in
+    extents that may be data.
 
     The extents become values of the nodes' sizes. Tensors keep their types, which those of the functions no longer are.
     """
@@ -46,6 +56,7 @@ class ShareExtents(GraphPass):
         shared = _shared({node.workload.key: node.workload for node in nodes}.values())
         for node in nodes:
             if node.workload.key in shared:
+                node.unshared = node.workload
                 node.workload, extents = shared[node.workload.key]
                 node.names = {**node.names, **extents}
         return bool(shared)
@@ -63,19 +74,51 @@ def _shared(workloads: Iterable[Workload]) -> dict[str, tuple[Workload, Mapping[
     """Key of a workload -> the workload that replaces it, and the values of its additional size variables."""
     alike: dict[Hashable, list[_Abstracted]] = {}
     for workload in workloads:
-        found = _outlined(workload.function) if _is_expensive(workload) else None
+        found = outlined(workload.function) if _may_share(workload) else None
         if found is not None:
             outline, extents = found
             in_vectors = tuple([extent % WIDEST_VECTOR == 0 for extent in extents])
             alike.setdefault((outline, in_vectors), []).append(_Abstracted(workload, extents))
-    groups = [group for each in alike.values() for group in _similar(each) if len(group) > 1]
+    groups = [group for each in alike.values() for group in _groups(each)]
     return {key: value for group in groups for key, value in _generalized(group)}
 
 
-def _is_expensive(workload: Workload) -> bool:
-    """Does it take sizes, all of one type, and compute more than elements one by one?"""
+def _may_share(workload: Workload) -> bool:
+    """Does it take sizes, all of one type, and compute more than elements one by one? Or is it static, with strides?
+    """
     types = {variable.dtype for variable in sizes_of(workload.function).values()}
+    if not types:
+        return "strides" in workload.function.attrs and isinstance(workload.function.body.ty, TensorType)
     return len(types) == 1 and any(op.pattern >= OpPattern.COMM_REDUCE for op in workload.operator_classes)
+
+
+def _groups(alike: list[_Abstracted]) -> Iterator[list[_Abstracted]]:
+    """The functions, equal but for extents, in groups of those that share a kernel."""
+    if sizes_of(alike[0].workload.function):
+        yield from (group for group in _similar(alike) if len(group) > 1)
+        return
+    channels = [each.workload.function.params[0].shape[-1:] for each in alike]
+    columns = zip(*[each.extents for each in alike], strict=True)
+    differs = [any((extent,) != own for extent, own in zip(column, channels, strict=True)) for column in columns]
+    by_others: dict[Hashable, list[_Abstracted]] = {}
+    for each in alike:
+        others = tuple([extent for extent, other in zip(each.extents, differs, strict=True) if other])
+        by_others.setdefault(others, []).append(each)
+    for each in by_others.values():
+        for group in _similar(each):
+            if len(group) >= FEWEST_STATIC and _have_constant_strides([one.workload.function for one in group]):
+                yield group
+
+
+def _have_constant_strides(functions: Sequence[Function]) -> bool:
+    """Do the arguments and results of several rows, which are longer in one static function than in another, have
+    strides?"""
+    strides: Sequence[Sequence[int] | None] = functions[0].attrs["strides"]
+    shapes = [[e.shape for e in (*function.params, function.body)] for function in functions]
+    return all(
+        own is not None or len({shape[-1:] for shape in of_one}) == 1 or math.prod(of_one[0][:-1]) == 1
+        for own, of_one in zip(strides, zip(*shapes, strict=True), strict=True)
+    )
 
 
 def _similar(alike: list[_Abstracted]) -> Iterator[list[_Abstracted]]:
@@ -90,11 +133,11 @@ def _similar(alike: list[_Abstracted]) -> Iterator[list[_Abstracted]]:
     yield group
 
 
-def _outlined(function: Function) -> tuple[Hashable, tuple[int, ...]] | None:
+def outlined(function: Function) -> tuple[Hashable, tuple[int, ...]] | None:
     """The function without the extents that may be data, equal for functions that differ only in these, and these;
     None where nothing may be."""
-    open_axes = _open_axes(function)
-    if open_axes is None:
+    axes_of = open_axes(function)
+    if axes_of is None:
         return None
     extents: list[int] = []
 
@@ -108,7 +151,7 @@ def _outlined(function: Function) -> tuple[Hashable, tuple[int, ...]] | None:
     rows: list[Hashable] = [repr(function.attrs)]
     for p in function.params:
         axes = enumerate(p.tensor_type.shape)
-        rows.append((str(p.dtype), *[outline(d, axis in open_axes[id(p)]) for axis, d in axes]))
+        rows.append((str(p.dtype), *[outline(d, axis in axes_of[id(p)]) for axis, d in axes]))
     for e in body_order(function):
         if isinstance(e, Constant):
             values[id(e)] = e.ty, e.data.tobytes()
@@ -124,7 +167,7 @@ def _is_extent(value: Any) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def _open_axes(function: Function) -> dict[int, set[int]] | None:
+def open_axes(function: Function) -> dict[int, set[int]] | None:
     """The axes of each parameter, by its identity, whose extents may be data to all operators that read it; None for a
     function that isn't one of tensors and operators."""
     found = {id(p): set(range(p.tensor_type.ndim)) for p in function.params}
@@ -150,7 +193,7 @@ def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Work
     function = group[0].workload.function
     known = sizes_of(function)
     names = (name for n in count() if (name := f"#{n}") not in known)
-    dtype = next(iter(known.values())).dtype
+    dtype = next((variable.dtype for variable in known.values()), INT32)
     variables: dict[tuple[int, ...], SizeVar] = {}
     extents: list[Dim] = []
     for column in zip(*[each.extents for each in group], strict=True):
@@ -167,6 +210,8 @@ def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Work
     if generic is None:
         return
     common = Workload.of(generic)
+    for each in group if is_recording() else ():
+        note("extents are arguments", common.name, node=f"{each.workload.name} {each.extents}")
     for i, each in enumerate(group):
         yield each.workload.key, (common, {v.name: steps[i] for steps, v in variables.items()})
 
@@ -174,14 +219,14 @@ def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Work
 def _with_extents(
     function: Function, extents: Sequence[Dim], variables: Sequence[SizeVar]
 ) -> Function | None:
-    """The function with other extents, in the order of `_outlined`; None where they reach an operator whose code
+    """The function with other extents, in the order of `outlined`; None where they reach an operator whose code
     depends on them."""
-    open_axes, left = _open_axes(function), iter(extents)
-    assert open_axes is not None
+    axes_of, left = open_axes(function), iter(extents)
+    assert axes_of is not None
     params: list[Var] = []
     for p in function.params:
         axes = enumerate(p.tensor_type.shape)
-        shape = [next(left) if axis in open_axes[id(p)] and _is_extent(d) else d for axis, d in axes]
+        shape = [next(left) if axis in axes_of[id(p)] and _is_extent(d) else d for axis, d in axes]
         params.append(Var(p.name, p.tensor_type.with_shape(shape), span=p.span))
     done: dict[int, Expr] = {id(old): new for old, new in zip(function.params, params, strict=True)}
     with assuming():  # what was assumed of the model's sizes holds here as well

@@ -15,8 +15,8 @@ from relayc.backend.driver import ModuleBuilder
 from relayc.backend.runtime import CompiledModel, Context, GraphModule, NDArray, device, nd
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.target import Target
-from relayc.relay.lowering.lower import Workload, lower, tensor_types
-from relayc.relay.lowering.workspace import Workspace
+from relayc.relay.lowering.lower import Kernel, Workload, lower, tensor_types
+from relayc.relay.sizes import evaluate
 from relayc.relay.tuning.selection import Timer
 from relayc.relay.type import TensorType
 from relayc.topi.tuning import Config
@@ -52,8 +52,9 @@ class Bench(Protocol):
 class KernelBench:
     """Makes timers of kernels for `target`, run on `threads` threads.
 
-    In a model whose weights, `model_bytes`, exceed the caches, a kernel finds its weights evicted since the last run.
-    So a timer cycles through copies of a kernel's weights that take as much memory.
+    Kernels of several extents are timed with the largest ones. In a model whose weights, `model_bytes`, exceed the
+    caches, a kernel finds its weights evicted since the last run. So a timer cycles through copies of a kernel's
+    weights that take as much memory.
     """
 
     def __init__(self, target: Target, threads: int | None, model_bytes: int) -> None:
@@ -70,21 +71,22 @@ class KernelBench:
     def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
         """A timer for each variant, all compiled together. Raises CompileError if one can't be compiled."""
         builder = ModuleBuilder(self.target)
-        workspaces: list[tuple[Workspace, ...]] = []
+        kernels: list[Kernel] = []
         names: list[str] = []
         for number, variant in enumerate(variants):
             kernel = lower(variant.workload, self.target, variant.config)
             names.append(f"{kernel.name}_{number}")
             builder.add(kernel.function.with_attr("global_symbol", names[-1]))
-            workspaces.append(kernel.workspaces)
+            kernels.append(kernel)
         module = builder.finish()
         arrays: dict[str, list[list[NDArray]]] = {}
         timers: list[Callable[[], float]] = []
-        for name, variant, scratch in zip(names, variants, workspaces, strict=True):
-            key = variant.workload.key
+        for name, variant, kernel in zip(names, variants, kernels, strict=True):
+            key, extents = variant.workload.key, variant.workload.largest_extents
             if key not in arrays:
                 arrays[key] = self._arguments(variant)
-            extra = [self._array(TensorType((count,), dtype)) for count, dtype in scratch]
+            scratch = [TensorType((evaluate(count, extents),), dtype) for count, dtype in kernel.workspaces]
+            extra = [*map(self._array, scratch), *[extents[size] for size in kernel.sizes]]
             function = module.get_function(name)
             calls = [function.bind(*arguments, *extra, context=self._context) for arguments in arrays[key]]
             timers.append(_Timer(calls))
@@ -103,10 +105,11 @@ class KernelBench:
         """Inputs and outputs of a kernel, once for each copy of its weights."""
         function = variant.workload.function
         types = [*[param.tensor_type for param in function.params], *tensor_types(function.body.ty)]
+        types = [ty.with_shape([evaluate(d, variant.workload.largest_extents) for d in ty.shape]) for ty in types]
         strides = function.attrs.get("strides", [None] * len(types))
         arrays = [self._array(_spanned(ty, gaps)) for ty, gaps in zip(types, strides, strict=True)]
         inputs, outputs = arrays[: len(function.params)], arrays[len(function.params) :]
-        size = sum(function.params[i].tensor_type.nbytes for i in variant.weights)
+        size = sum(types[i].nbytes for i in variant.weights)
         copies = max(1, math.ceil(self._cold_bytes / size)) if size else 1
         result: list[list[NDArray]] = []
         for number in range(min(copies, 64)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import gcd
 
 from relayc.backend.llvm.types import element_bytes
+from relayc.te.index import largest_extent
 from relayc.te.ir import collect
 from relayc.te.ir.structural import structural_equal
 from relayc.te.tir import (
@@ -55,7 +56,7 @@ def nontemporal_buffers(function: PrimFunc, cache_bytes: int) -> frozenset[Var]:
 def _nbytes(buffer: Buffer) -> int:
     size = element_bytes(buffer.dtype)
     for extent in buffer.shape:
-        size *= extent if isinstance(extent, int) else 0
+        size *= largest_extent(extent) or 0
     return size
 
 

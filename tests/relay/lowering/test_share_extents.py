@@ -1,4 +1,4 @@
-"""Functions of dynamic sizes that differ only in numbers of channels share a kernel, which takes them as data."""
+"""Functions that differ only in numbers of channels share a kernel, which takes them as data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from relayc.backend import Target
 from relayc.backend.runtime import CompiledModel, device, graph_executor, load_model
 from relayc.relay import Function, IRModule, Tuple, const, op, var
 from relayc.relay.lowering.graph import ExecutionGraph, make_graph
+from relayc.relay.lowering.graph_passes import arrange
+from relayc.relay.lowering.lower import lower
 from relayc.relay.lowering.share_extents import ShareExtents
 from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.relay.transform import PassContext
+from relayc.relay.tuning.bench import KernelBench, Variant
+from relayc.topi.tuning import Config
 from tests.c_library.library import Library
 
 AVX512 = Target("llvm -mcpu=skylake-avx512 -num-cores=2")
@@ -164,6 +168,106 @@ def test_static_models_are_unchanged(kind: str):
     module = IRModule({"main": graph})
     assert ShareExtents()(module) is module
     assert [(node.workload, node.names) for node in graph.nodes] == before
+
+
+BLOCK = 6
+"""Layers of a dense block, each of which reads what all before it wrote."""
+
+
+def dense_block(layers: int = BLOCK) -> Function:
+    """Layers of 1 x 1 and 3 x 3 convolutions whose inputs grow by 16 channels each, as in a DenseNet."""
+    rng = np.random.default_rng(0)
+    images = x = var("x0", (1, 9, 9, 32))
+    for number in range(layers):
+        channels = 32 + number * 16
+        scale, shift = (const(rng.standard_normal(channels, np.float32)) for _ in range(2))
+        weight = rng.standard_normal((128, channels, 1, 1), np.float32) / 8
+        y = nn.conv2d(nn.relu(op.add(op.multiply(images, scale), shift)), const(weight), data_layout="NHWC")
+        weight = rng.standard_normal((16, 128, 3, 3), np.float32) / 32
+        y = nn.conv2d(nn.relu(y), const(weight), padding=1, data_layout="NHWC")
+        images = op.concatenate([images, y], axis=-1)
+    return Function((x,), images)
+
+
+@pytest.fixture(scope="module")
+def block():
+    """A dense block for this machine."""
+    return relay.build(dense_block())
+
+
+def block_input() -> Arrays:
+    return [np.random.default_rng(1).standard_normal((1, 9, 9, 32), np.float32)]
+
+
+def arranged(function: Function) -> ExecutionGraph:
+    graph = graph_of(function)
+    arrange(graph, AVX512)
+    return graph
+
+
+def test_static_layers_of_several_depths_share_a_kernel():
+    shared = [node for node in arranged(dense_block()).nodes if node.unshared is not None]
+    product, elements = dict.fromkeys(node.workload for node in shared)
+    assert "#0 * 16 + 32" in product.key and product.largest_extents == {"#0": BLOCK - 1}
+    assert "#0 * 16 + 48" in elements.key and elements.largest_extents == {"#0": BLOCK - 3}  # two have compact inputs
+    assert [node.names for node in shared if node.workload is product] == [{"#0": n} for n in range(BLOCK)]
+
+
+def test_rows_of_shared_layers_are_an_odd_number_of_lines_apart():
+    graph = arranged(dense_block())
+    products = [node for node in graph.nodes if node.unshared is not None and "conv2d" in node.workload.key]
+    assert {graph.strides_of(node.inputs[0])[-2] for node in products} == {144}  # nine lines; the longest row has seven
+    assert [node.flops for node in products] == [2 * 81 * 128 * (32 + 16 * n) for n in range(BLOCK)]
+
+
+def test_products_of_several_depths_have_tiles_and_prefetches_like_others():
+    node = next(n for n in arranged(dense_block()).nodes if n.unshared is not None and "conv2d" in n.workload.key)
+    assert node.unshared is not None
+    with PassContext(config={"relay.explain": True}):
+        shared, own = (lower(workload, AVX512) for workload in (node.workload, node.unshared))
+    heights = [d.facts["height"] for kernel in (shared, own) for d in kernel.decisions if d.subject == "tiles"]
+    assert heights[0] == heights[1] > 8
+    assert "prefetch" in str(own.function) and "prefetch" in str(shared.function)
+
+
+def test_few_static_layers_have_kernels_of_their_own():
+    graph = arranged(dense_block(3))
+    assert all(node.unshared is None and "extents=" not in node.workload.key for node in graph.nodes)
+    assert all(graph.is_compact(node.outputs[0]) for node in graph.nodes if "nn.relu" in node.workload.operators)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_of_static_layers_are_those_of_separate_kernels(block: CompiledModel, threads: int):
+    with PassContext(disabled_pass=["ShareExtents"]):
+        apart = relay.build(dense_block())
+    if "avx512f" in Target("llvm").features:
+        assert block.build_report.kernels < apart.build_report.kernels - BLOCK
+    np.testing.assert_array_equal(run(block, block_input(), threads)[0], run(apart, block_input())[0])
+
+
+def test_a_saved_static_model_keeps_the_extents_and_can_be_profiled(block: CompiledModel, tmp_path: Path):
+    block.save(tmp_path / "model.relayc")
+    loaded = load_model(tmp_path / "model.relayc")
+    np.testing.assert_array_equal(run(loaded, block_input())[0], run(block, block_input())[0])
+    executor = graph_executor.GraphModule(loaded["default"](device("cpu", 0)))
+    report = executor.profile(repeat=1, x0=block_input()[0])
+    assert [timing.flops > 0 for timing in report if "conv2d" in timing.ops] == [True] * 2 * BLOCK
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs a C compiler on Linux")
+def test_a_c_library_of_a_static_model_passes_the_extents(block: CompiledModel, tmp_path: Path):
+    block.export_c(tmp_path / "made", "net")
+    found = Library(tmp_path / "made", "net").create().run(block_input())
+    np.testing.assert_array_equal(found[0], run(block, block_input())[0])
+
+
+def test_a_kernel_of_several_static_extents_is_timed_with_the_largest():
+    target = Target("llvm -num-cores=2")
+    graph = graph_of(dense_block(), target)
+    arrange(graph, target)
+    workloads = {node.workload.key: node.workload for node in graph.nodes}.values()
+    timers = KernelBench(target, 1, 0).timers([Variant(workload, Config()) for workload in workloads])
+    assert all(timer() > 0 for timer in timers)
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,9 @@ def tile_product(
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
-    _split_dynamic_sum(s, accumulator, plan, target)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, operands(anchor)[1], plan, target)
+    _split_dynamic_sum(s, accumulator, plan, target)
     if out is StoreOrder.of(out).result:
         stream_results(s, accumulator, out, anchor, plan, target)
     return accumulator
@@ -296,7 +296,8 @@ def _split_dynamic_sum(s: te.Schedule, accumulator: te.Tensor, plan: ProductPlan
     inside."""
     *_, k = s[accumulator].op.reduce_axis
     extent = extent_of(k)
-    if isinstance(extent, int) or plan.height * -(-plan.width // vector_lanes(target)) < FEWEST_UNROLLED:
+    split = k not in s[accumulator].leaf_iter_vars
+    if split or isinstance(extent, int) or plan.height * -(-plan.width // vector_lanes(target)) < FEWEST_UNROLLED:
         return
     every = max(n for n in range(1, UNROLLED_STEPS + 1) if factor_of(extent) % n == 0)
     if every > 1:

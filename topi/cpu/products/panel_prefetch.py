@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.index import largest_extent
 from relayc.te.stage import Split
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.plan import TILES_OF_HALF
 from relayc.topi.cpu.tiling import has_few_registers, has_high_latency_llc, vector_lanes
-from relayc.topi.groups import constant_size, extent_of
+from relayc.topi.groups import constant_size, extent_of, factor_of, is_static, least_extent
 from relayc.topi.registry import operations_after
 from relayc.topi.tuning import choose
-from relayc.topi.utils import num_elements, ravel_index, unravel_index
+from relayc.topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from relayc.backend.target import Target
+    from relayc.te.tir import Dim
     from relayc.topi.cpu.products.plan import ProductPlan
 
 __all__ = [
@@ -72,10 +74,10 @@ class PrefetchSchedule:
     two pieces, 89 in four; Zen 4, Winograd's weights: 182 and 195 % as if direct).
     """
 
-    lines: int
+    lines: Dim
     every: int
     at_once: int
-    prefetches: int
+    prefetches: Dim
     interleave: int
     """Consecutive prefetches that go to different pieces."""
     pieces: int
@@ -84,23 +86,24 @@ class PrefetchSchedule:
 
     @staticmethod
     def of(
-        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, unrolled: bool = True
+        tiles: int, lines: Dim, steps: Dim, depth: Dim, *, more: bool = False, unrolled: bool = True
     ) -> PrefetchSchedule:
         """Fetch all lines in `steps` of each tile, or of the first ones where a dynamic number of `more` follow.
 
-        The innermost loop is over `depth`; a few of its steps may be `unrolled`. More of them are a loop, which should
-        be as long as possible: what a step reads is prefetched together.
+        Lines and steps may be dynamic, and grow together; the schedule is that for the fewest. The innermost loop is
+        over `depth`; a few of its steps may be `unrolled`. More of them are a loop, which should be as long as
+        possible: what a step reads is prefetched together.
         """
-        wanted = -(-lines // tiles)
-        most = max(steps // wanted, 1)
-        most = min(most, UNROLLED_STEPS) if unrolled else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
-        every = max(d for d in range(1, most + 1) if depth % d == 0)
-        prefetches = steps // every
-        at_once = -(-wanted // prefetches)
-        interleave = _interleave(lines, every, at_once, depth) if unrolled else 0
-        clamps = more or tiles * prefetches * at_once > _MOST_REPEATED * lines
+        least, fewest = least_extent(lines), least_extent(steps)
+        wanted, divisor = -(-least // tiles), factor_of(depth)
+        most = max(fewest // wanted, 1)
+        most = min(most, UNROLLED_STEPS) if unrolled else min(most * max(least // fewest, 1), _MOST_STEPS_APART)
+        every = max(d for d in range(1, most + 1) if divisor % d == 0)
+        at_once = -(-wanted // (fewest // every))
+        interleave = _interleave(least, every, at_once, divisor) if unrolled else 0
+        clamps = more or tiles * (fewest // every) * at_once > _MOST_REPEATED * least
         return PrefetchSchedule(
-            lines, every, at_once, prefetches, max(interleave, 1), interleave * at_once or 1, clamps
+            lines, every, at_once, steps // every, max(interleave, 1), interleave * at_once or 1, clamps
         )
 
     def split(self, s: te.Schedule, stage: te.Tensor, k: te.IterVar) -> te.IterVar:
@@ -190,7 +193,7 @@ def stream_panels(
     """
     *_, k = s[accumulator].op.reduce_axis
     unrolled = s[accumulator].attrs_of(k).kind is not None
-    if unrolled or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
+    if unrolled or not _has_known_steps(s, accumulator) or not _is_worthwhile(weights, target):
         return
     if not choose("stream panels", True, (True, False)):
         return
@@ -198,6 +201,18 @@ def stream_panels(
         _stream_ahead(s, accumulator, weights, plan, target)
     else:
         _stream_next_panel(s, accumulator, weights, plan, target)
+
+
+def _has_known_steps(s: te.Schedule, accumulator: te.Tensor) -> bool:
+    """Whether the numbers of steps are constants; or that of the only loop is bounded, and the tiles are static."""
+    *others, depth = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
+    bounded = largest_extent(depth) is not None and least_extent(depth) > 0 and constant_size(others) == 1
+    return isinstance(depth, int) or (bounded and _has_static_tiles(s, accumulator))
+
+
+def _has_static_tiles(s: te.Schedule, accumulator: te.Tensor) -> bool:
+    """Whether the number of results is a constant."""
+    return is_static([extent_of(axis) for axis in s[accumulator].op.axis])
 
 
 def _has_time_for_pieces(
@@ -220,12 +235,13 @@ def _stream_next_panel(
     *_, k = s[accumulator].op.reduce_axis
     steps, width = _steps_and_width(s, accumulator, weights)
     line = LINE_BYTES // weights.dtype.nbytes
-    known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
-    tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
+    known, tiles = _has_static_tiles(s, accumulator), plan.tiles_of_a_panel
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
     unrolled = plan.height * vectors >= FEWEST_UNROLLED
+    depth = extent_of(k)
+    along = steps if isinstance(depth, int) else depth
     schedule = PrefetchSchedule.of(
-        tiles, lines, steps, constant_size([extent_of(k)]), more=not known, unrolled=unrolled
+        tiles, ceil_div(along * width, line), along, depth, more=not known, unrolled=unrolled
     )
     least = _LEAST_OF_FEW_ROWS if tiles == TILES_OF_HALF and not known else _LEAST_MULTIPLY_ADDS_A_LINE
     if schedule.every * plan.height * vectors < least * schedule.at_once:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.index import largest_extent
 from relayc.te.ir.decisions import Refused, first_of, is_recording, note
 from relayc.topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
 from relayc.topi.cpu.prefetch import LINE_BYTES
@@ -24,7 +25,7 @@ from relayc.topi.cpu.tiling import (
     vector_lanes,
     weights_stay,
 )
-from relayc.topi.groups import constant_size, extent_of, factor_of
+from relayc.topi.groups import constant_size, extent_of, factor_of, has_gaps, is_static
 from relayc.topi.tuning import choose
 from relayc.topi.utils import ceil_div
 
@@ -63,8 +64,8 @@ _ROWS_OF_A_K_BLOCK = 112
 _TILES_OF_A_K_BLOCK = 4
 """Fewest row tiles of a block: fewer read a panel from memory as fast as anything else."""
 _ROWS_OF_ANY_LENGTH = 8
-"""Most rows of a tile where their length is dynamic: the address of each takes a register. (14 rows, whose addresses
-spill, take 1.05 of the time of a text detector on an Emerald Rapids Xeon, 8 rows 0.97.)"""
+"""Most rows of a tile where they lie a dynamic distance apart: the address of each takes a register. (14 rows, whose
+addresses spill, take 1.05 of the time of a text detector on an Emerald Rapids Xeon, 8 rows 0.97.)"""
 _MASKED_ROWS = 1024
 """Most rows of a product whose last panel may end within a vector, masked, and be in one loop with the others. With
 more rows blocks are long enough that a loop over panels inside of them costs nothing, while masks do with short
@@ -146,7 +147,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     height = tile_rows(
         target, p.rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
     )
-    if not all(isinstance(extent_of(axis), int) for axis in anchor.reduce_axis):
+    if not is_static([extent_of(axis) for axis in anchor.reduce_axis]) and not has_gaps(p.left):
         height = min(height, _ROWS_OF_ANY_LENGTH)
     tiles = -(-p.rows // height)
     plan = first_of("reduction of the product", (
@@ -282,7 +283,8 @@ class _Product:
     @cached_property
     def left_bytes(self) -> int | None:
         """Bytes of the left operand; None where its number of rows is dynamic."""
-        known = all(isinstance(d, int) for d in self.left.shape)
+        *rows, length = self.left.shape
+        known = is_static(rows) and largest_extent(length) is not None
         return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
 
     @property
