@@ -119,7 +119,8 @@ class _Order:
         Two panels of the product stay in the second-level cache: longer reductions are split (K-blocking). AMX tiles,
         which store rows, are worth more than a pass over memory.
         """
-        if not source.is_static or isinstance(product.op, BatchMatmulPacked):
+        static = all(isinstance(d, int) for d in self.sizes[-2:])
+        if not static or isinstance(product.op, BatchMatmulPacked):
             return False
         *batch, length, columns = [constant_size([d]) for d in self.sizes]
         *_, panel = weights = product.args[1].tensor_type.static_shape

@@ -46,7 +46,7 @@ def heads(batch: int, positions: int, count: int, width: int, depth: int = 24) -
 
 
 def channels_first(
-    batch: int, height: int, width: int, channels: int, kernel: int = 1
+    batch: Dim, height: int, width: int, channels: int, kernel: int = 1
 ) -> tuple[Expr, list[Var]]:
     """A convolution of channels-last data with a residual and an activation, channels first."""
     x, residual = var("x", (batch, height, width, 8)), var("r", (batch, height, width, channels))
@@ -342,6 +342,28 @@ def test_products_that_widen_weights_by_panel_are_transposed(
     check(body, [x], target, rtol=2e-2, atol=2e-2)
     if columns == 64:
         assert ("transpose",) not in kernels(body, [x])
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "llvm -num-cores=64"])
+@pytest.mark.parametrize(("channels", "kernel"), [(64, 1), (100, 1), (48, 3)])
+def test_columns_of_an_open_batch_are_transposed(channels: int, kernel: int, target: str):
+    """Blocks of rows are of one image, however many there are."""
+    body, params = channels_first(OPEN[0], 13, 17, channels, kernel)
+    assert len(kernels(body, params, Target(target))) == len(kernels(*channels_first(3, 13, 17, channels, kernel)))
+    check(body, params, target, {"b": 1}, {"b": 3})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "four bits"])
+def test_columns_of_several_types_of_an_open_batch_are_transposed(dtype: str, target: str):
+    x = var("x", (OPEN[0], 53, 64), "uint8" if dtype == "uint8" else "float32")
+    result = {
+        "float32": lambda: nn.relu(projected(x, 96)), "uint8": lambda: requantised(summed_bytes(x, 96), "float32"),
+        "four bits": lambda: of_four_bits(x, 96),
+    }[dtype]()  # fmt: skip
+    body = relay.transpose(result, (0, 2, 1))
+    assert ("transpose",) not in kernels(body, [x])
+    check(body, [x], target, {"b": 1}, {"b": 3})
 
 
 def winograd(
