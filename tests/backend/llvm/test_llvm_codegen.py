@@ -192,6 +192,24 @@ def test_constant_masks_stay_masked_loads_where_shuffles_are_slow(dtype, lanes, 
     assert ("@llvm.masked.load" in build(IRModule({"f": f}), target).get_source("raw-ll")) == masked
 
 
+@pytest.mark.parametrize(("dtype", "lanes", "offsets"), [
+    ("float32", 64, ["", "64", "128", "192"]), ("int8", 128, ["", "64"]), ("float64", 16, ["", "64"]),
+    ("float32", 16, [""]),
+])  # fmt: skip
+def test_registers_of_a_vector_are_stored_in_the_order_of_their_addresses(dtype, lanes, offsets):
+    """LLVM stores the last one first, which costs up to a third of the bandwidth."""
+    a, c = decl_buffer((1024,), dtype, name="A"), decl_buffer((1024,), dtype, name="C")
+
+    def doubled(i: Var) -> BufferStore:
+        value = BufferLoad(a, (ramp(i * lanes, 1, lanes),))
+        return BufferStore(c, value + value, (ramp(i * lanes, 1, lanes),))
+
+    f = make(loop(1024 // lanes, doubled), a, c)
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512")
+    code = build(IRModule({"f": f}), target).get_source("asm")
+    assert re.findall(r"vmov\w+\t%zmm\d+, (\d*)\(", code) == offsets
+
+
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
 @pytest.mark.parametrize("lanes", [16, 30, 64, 128, 255])
