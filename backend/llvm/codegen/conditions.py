@@ -36,6 +36,7 @@ from relayc.te.tir import (
     Div,
     FloorDiv,
     FloorMod,
+    Let,
     Logical,
     Mod,
     Not,
@@ -45,6 +46,7 @@ from relayc.te.tir import (
 )
 
 __all__ = [
+    "branches_rarely",
     "emit_all_below",
     "emit_assume",
     "emit_blend",
@@ -82,8 +84,19 @@ def emit_if_then_else(e: Emitter, call: Call) -> str:
         a, b = e.value(call.args[1]), e.value(call.args[2])
         return e.text.pure(f"select i1 {condition}, {kind} {a}, {kind} {b}")
     then, otherwise = (partial(e.value, side) for side in call.args[1:])
-    is_likely = isinstance(call.args[0], Call) and call.args[0].op in _LIKELY
+    is_likely = _is_likely(call.args[0])
     return value_of_branches(e.text, condition, register_type(call.dtype), then, otherwise, likely=is_likely)
+
+
+def branches_rarely(expr: PrimExpr) -> bool:
+    """Is a value one of two, of which the other one is seldom computed?"""
+    while isinstance(expr, Let):
+        expr = expr.body
+    return isinstance(expr, Call) and expr.op == "if_then_else" and _is_likely(expr.args[0])
+
+
+def _is_likely(condition: PrimExpr) -> bool:
+    return isinstance(condition, Call) and condition.op in _LIKELY
 
 
 def _choose_lanes(e: Emitter, call: Call, condition: str) -> str:

@@ -70,6 +70,8 @@ class Emitter:
     """Known alignment of pointers, in bytes."""
     unaliased: set[Var] = field(default_factory=set)
     """Pointers to memory that no other live pointer aliases."""
+    constant: frozenset[Var] = frozenset()
+    """Pointers to memory that nothing writes while the function runs."""
     on_stack: set[Var] = field(default_factory=set)
     """Pointers to scratch memory that LLVM may promote to registers."""
     streamed: frozenset[Var] = frozenset()

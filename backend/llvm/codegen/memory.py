@@ -66,9 +66,14 @@ def align_of(e: Emitter, buffer: Buffer, index: Index) -> int:
 
 
 def load_elements(e: Emitter, buffer: Buffer, index: Index, of: DType) -> str:
-    """Load consecutive elements as a value of type `of`; vectors that a step of accumulations multiplies, once."""
+    """Load consecutive elements as a value of type `of`.
+
+    What nothing writes is loaded once, and so is a vector that a step of accumulations multiplies.
+    """
     address, align = element_address(e, buffer, index), align_of(e, buffer, index)
     load = f"load {memory_type(of)}, ptr {address}, align {align}"
+    if buffer.data in e.constant:
+        return from_memory(e, e.text.pure(load), of)
     of_step = e.reads_operands and of.lanes > 1 and buffer.data is not e.accumulating
     return from_memory(e, e.text.pure(load, f"{e.steps} ") if of_step else e.text.value(load), of)
 

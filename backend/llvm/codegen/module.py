@@ -15,7 +15,8 @@ from relayc.backend.llvm.codegen.stores import end_nontemporal
 from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
-from relayc.te.tir import Buffer, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
+from relayc.te.ir import collect
+from relayc.te.tir import Buffer, BufferStore, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
 
 __all__ = ["EmittedModule", "emit_module"]
 
@@ -151,7 +152,20 @@ def _begin(module: ModuleText, function: PrimFunc, machine: Machine, name: str) 
         else:
             parameters.append(f"{register_type(var.dtype)} {name}")
             _bind_scalar(emitter, var, name)
+    emitter.constant = frozenset(emitter.unaliased - _written(function))
     return emitter, parameters
+
+
+def _written(function: PrimFunc) -> set[Var]:
+    """The pointers that a function may write through: of what it stores to, and what it hands to other functions."""
+    found = {store.buffer.data for store in collect(function.body, BufferStore)}
+    calls = collect(function.body, Call)
+    prefetched = {call.args[0] for call in calls if call.op == "prefetch"}
+    for call in calls:
+        if call.op == "address_of" and call not in prefetched:
+            found.add(call.args[0].buffer.data)
+        found.update([a for a in call.args if isinstance(a, Var) and a.dtype.is_handle])
+    return found
 
 
 def _bind_scalar(emitter: Emitter, var: Var, name: str) -> None:

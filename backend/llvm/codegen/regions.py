@@ -184,7 +184,7 @@ def _outline_body(outer: Emitter, loop: For, around: For | None) -> tuple[_Run, 
         if is_nonnegative(around.min, outer.nonnegative):
             inner.nonnegative.add(around.loop_var)
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
-    inner.unaliased = outer.unaliased
+    inner.unaliased, inner.constant = outer.unaliased, outer.constant
     emit_loop(inner, loop, Index("%first", 0), Index("%last", 0))
     outer.may_leave |= inner.may_leave
     end_nontemporal(inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import gcd
 
+from relayc.backend.llvm.codegen.conditions import branches_rarely
 from relayc.backend.llvm.codegen.emitter import Emitter, Index
 from relayc.backend.llvm.codegen.instructions import available
 from relayc.backend.llvm.codegen.memory import (
@@ -112,11 +113,12 @@ def _store_registers(e: Emitter, store: BufferStore, value: str, of: DType, addr
 
     LLVM stores the last register first. Cache lines written in falling order cost a processor up to a third of its
     bandwidth (Emerald Rapids, 8 MB). What is on the stack should become registers: vectors are stored there, and copied
-    from there by a loop, whole.
+    from there by a loop, whole. So are results of rare branches, or too many instructions would part such a branch from
+    an equal one of another result, as of sine and cosine, which LLVM joins.
     """
-    size, width = element_bytes(of.element), e.machine.vector_bits
-    each = width // (8 * size)
-    if width not in _X86_VECTOR_BITS or of.lanes % each or store.buffer.data in e.on_stack or _copies(e, store.value):
+    size, width, value_of = element_bytes(of.element), e.machine.vector_bits, store.value
+    each, is_local = width // (8 * size), store.buffer.data in e.on_stack or _copies(e, value_of)
+    if width not in _X86_VECTOR_BITS or of.lanes % each or is_local or branches_rarely(value_of):
         each = of.lanes
     kind, element = memory_type(of.with_lanes(each)), memory_type(of.element)
     for begin in range(0, of.lanes, each):

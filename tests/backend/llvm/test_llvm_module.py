@@ -33,6 +33,7 @@ from relayc.te.tir import (
     For,
     ForKind,
     PrimFunc,
+    Ramp,
     SizeVar,
     StringImm,
     Var,
@@ -335,3 +336,15 @@ def test_what_was_compiled_and_loaded_is_freed(host):
         pytest.skip("this system does not tell how much memory a process holds")
     before = compile_and_run(20)
     assert compile_and_run(100) - before < 4.0  # 100 pass managers alone are 6 MiB
+
+
+@pytest.mark.parametrize(("is_written", "loads"), [(False, 1), (True, 2)])
+def test_what_a_function_does_not_write_is_loaded_once(is_written: bool, loads: int):
+    """Between loads of one input two results are stored, which do not alias it."""
+    a, b, c = [decl_buffer((16,), "float32", name=name) for name in "abc"]
+    here = Ramp(const(0), const(1), 16)
+    first = BufferStore(a if is_written else b, BufferLoad(a, (here,)) * 2.0, (here,))
+    body = seq([first, BufferStore(c, BufferLoad(a, (here,)) * 3.0, (here,))])
+    function = PrimFunc((a.data, b.data, c.data), body, {x.data: x for x in (a, b, c)}, {"global_symbol": "f"})
+    text = Compiler(Target("llvm")).emit([function]).text
+    assert text.count("load <16 x float>") == loads
