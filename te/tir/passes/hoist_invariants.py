@@ -3,7 +3,8 @@
 A fused index is split by dividing it by sizes, and the last register tile begins at a minimum. Division by a constant
 compiles to multiplications, a minimum to a comparison and a move that depends on flags, which LLVM's code generator
 leaves in the loop; division by a variable is one of the slowest instructions, and no compiler hoists it, because that
-might divide by 0 where the program does not. Sums, products and shifts are left to the code generator.
+might divide by 0 where the program does not. Sums, products and shifts are left to the code generator. A position that
+is selected in all lanes of a vector, as by a search for an extremum, is a broadcast.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from relayc.te.tir import ops
 from relayc.te.tir.analysis import contains, contents_of, nodes_with
 from relayc.te.tir.expr import (
     EQ,
+    Broadcast,
     BufferLoad,
     Call,
     Div,
@@ -42,7 +44,7 @@ from relayc.te.tir.stmt import For, IfThenElse, LetStmt, Stmt
 
 __all__ = ["HoistInvariants", "hoist_invariants"]
 
-_HOISTED = frozenset((FloorDiv, FloorMod, Min, Max))
+_HOISTED = frozenset((FloorDiv, FloorMod, Min, Max, Select))
 _TRUNCATING = {FloorDiv: Div, FloorMod: Mod}
 
 
@@ -127,6 +129,19 @@ class _Hoister(Mutator):
     def visit_Max(self, node: Max) -> PrimExpr:
         return self._invariant(node, node.rebuild(self.visit), "maximum")
 
+    def visit_Select(self, node: Select) -> PrimExpr:
+        made: Select = node.rebuild(self.visit)
+        if not _is_hoisted(node):
+            return made
+        return made.replace(true_value=self._chosen(made.true_value), false_value=self._chosen(made.false_value))
+
+    def _chosen(self, made: PrimExpr) -> PrimExpr:
+        """A side of a selection, broadcast outside of the innermost loop if it does not depend on that."""
+        depth = self._depth_of(made) if _is_position(made) else None
+        if depth is None or depth == len(self.scopes) - 1:
+            return made
+        return self._computed(made, (made,), depth, "position")
+
     def _division(self, node: FloorDiv | FloorMod, name: str) -> PrimExpr:
         made: FloorDiv | FloorMod = node.rebuild(self.visit)
         if not _is_hoisted(node):
@@ -147,9 +162,9 @@ class _Hoister(Mutator):
             return made
         return self._computed(made, (made.a, made.b), depth, name)
 
-    def _computed(self, value: PrimExpr, operands: tuple[PrimExpr, PrimExpr], depth: int, name: str) -> Var:
+    def _computed(self, value: PrimExpr, operands: tuple[PrimExpr, ...], depth: int, name: str) -> Var:
         """The variable that the scope at `depth` computes: `value`, of equal `operands` once."""
-        values, key = self.scopes[depth].values, (type(value), *map(_key, operands))
+        values, key = self.scopes[depth].values, (type(value), value.dtype, *map(_key, operands))
         if key not in values:
             var = Var(name, value.dtype)
             values[key] = var, value
@@ -179,10 +194,21 @@ class _Hoister(Mutator):
 
 
 def _is_hoisted(node: Any) -> bool:
-    """Whether this may move: a minimum, a maximum or a division of indices, but by powers of two, which are shifts."""
+    """Whether this may move: a minimum, a maximum or a division of indices, but by powers of two, which are shifts.
+
+    Of a selection, a position may.
+    """
+    if isinstance(node, Select):
+        return _is_position(node.true_value) or _is_position(node.false_value)
     if node.dtype not in (INT32, INT64):
         return False
     return isinstance(node, Min | Max) or not isinstance(node.b, IntImm) or node.b.value & (node.b.value - 1) != 0
+
+
+def _is_position(expr: PrimExpr) -> bool:
+    """Whether all lanes have the same integer, one that varies."""
+    is_integer = isinstance(expr, Broadcast) and expr.value.dtype in (INT32, INT64)
+    return is_integer and not isinstance(expr.value, IntImm)
 
 
 def _key(expr: Node) -> Hashable:
@@ -197,9 +223,9 @@ def _key(expr: Node) -> Hashable:
 def hoist_invariants(func: PrimFunc) -> PrimFunc:
     """The function with divisions, minima and maxima of indices at the beginning of the loops that they depend on.
 
-    Those that depend on the innermost loop around them stay, but for divisions by sizes. Sizes that might be 0 are
-    replaced by 1 as divisors: no iteration uses the value then. Divisions by sizes without negative operands become
-    truncating ones, which are single instructions.
+    So are positions that vectors are selected from. Those that depend on the innermost loop around them stay, but for
+    divisions by sizes. Sizes that might be 0 are replaced by 1 as divisors: no iteration uses the value then. Divisions
+    by sizes without negative operands become truncating ones, which are single instructions.
     """
     if _HOISTED.isdisjoint(contents_of(func.body).classes) or not contains(func.body, _HOISTED, _is_hoisted):
         return func
@@ -207,7 +233,7 @@ def hoist_invariants(func: PrimFunc) -> PrimFunc:
 
 
 class HoistInvariants(FunctionPass):
-    """Divisions, minima and maxima of indices move out of the loops that they do not depend on."""
+    """Divisions, minima, maxima and selected positions move out of the loops that they do not depend on."""
 
     def function(self, func: PrimFunc) -> PrimFunc:
         return hoist_invariants(func)

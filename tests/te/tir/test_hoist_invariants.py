@@ -8,6 +8,7 @@ import pytest
 from relayc import te, topi
 from relayc.te.dtype import HANDLE
 from relayc.te.tir import (
+    Broadcast,
     BufferLoad,
     BufferStore,
     For,
@@ -20,6 +21,9 @@ from relayc.te.tir import (
     Var,
     const,
     decl_buffer,
+    ramp,
+    select,
+    seq,
 )
 from relayc.te.tir.interpreter import interpret
 from relayc.te.tir.ops import floordiv, floormod, maximum, minimum
@@ -92,6 +96,27 @@ def test_minima_and_divisions_by_numbers_are_hoisted_out_of_loops_that_they_do_n
         "remainder = minimum % 3",
         "for j in range(8):",
         "a[j] = (minimum + 3) // 4 + remainder + max(j, minimum) + min(j, 5)",
+    ]
+
+
+def test_positions_that_lanes_are_selected_from_are_broadcast_once():
+    """LLVM's few passes broadcast them for each vector of a search for an extremum."""
+    a, b, k = decl_buffer((64,), "int32", "a"), decl_buffer((64,), "int32", "b"), Var("k")
+
+    def store(lanes: int, place: Var) -> BufferStore:
+        at = ramp(place * lanes, 1, lanes)
+        values = BufferLoad(b, (at,))
+        return BufferStore(a, select(values > values, Broadcast(i + 2, lanes), Broadcast(const(9), lanes)), (at,))
+
+    program = function(loop(i, 8, seq(loop(j, 4, store(8, j)), loop(k, 4, store(4, k)))), a, b)
+    assert text_of(hoist_invariants(program)) == [
+        "for i in range(8):",
+        "position = broadcast(i + 2, 8)",
+        "position_1 = broadcast(i + 2, 4)",
+        "for j in range(4):",
+        "a[ramp(j * 8, 1, 8)] = select(b[ramp(j * 8, 1, 8)] > b[ramp(j * 8, 1, 8)], position, broadcast(9, 8))",
+        "for k in range(4):",
+        "a[ramp(k * 4, 1, 4)] = select(b[ramp(k * 4, 1, 4)] > b[ramp(k * 4, 1, 4)], position_1, broadcast(9, 4))",
     ]
 
 
