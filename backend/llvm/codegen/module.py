@@ -16,7 +16,7 @@ from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
 from relayc.te.ir import collect
-from relayc.te.tir import Buffer, BufferStore, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
+from relayc.te.tir import Buffer, BufferLoad, BufferStore, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
 
 __all__ = ["EmittedModule", "emit_module"]
 
@@ -163,7 +163,7 @@ def _written(function: PrimFunc) -> set[Var]:
     prefetched = {call.args[0] for call in calls if call.op == "prefetch"}
     for call in calls:
         if call.op == "address_of" and call not in prefetched:
-            found.add(call.args[0].buffer.data)
+            found.update([load.buffer.data for load in call.args if isinstance(load, BufferLoad)])
         found.update([a for a in call.args if isinstance(a, Var) and a.dtype.is_handle])
     return found
 

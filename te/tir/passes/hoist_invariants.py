@@ -207,8 +207,9 @@ def _is_hoisted(node: Any) -> bool:
 
 def _is_position(expr: PrimExpr) -> bool:
     """Whether all lanes have the same integer, one that varies."""
-    is_integer = isinstance(expr, Broadcast) and expr.value.dtype in (INT32, INT64)
-    return is_integer and not isinstance(expr.value, IntImm)
+    if not isinstance(expr, Broadcast) or isinstance(expr.value, IntImm):
+        return False
+    return expr.value.dtype in (INT32, INT64)
 
 
 def _key(expr: Node) -> Hashable:
