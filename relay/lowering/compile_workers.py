@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from relayc.backend.cache import default_cache
+from relayc.backend.runtime.interpreter import runs_python, start_python
 from relayc.backend.runtime.log import logger
 from relayc.backend.runtime.threads import num_threads
 from relayc.backend.target import Target
@@ -54,16 +55,11 @@ def useful_workers(kernels: int, target: Target) -> int:
     """The number of worker processes that shorten the compilation of so many kernels in the current context."""
     context = PassContext.current()
     most = context.option(WORKERS_OPTION)
-    if target.kind.name != "llvm" or context.instruments or default_cache() is None or not _runs_python():
+    if target.kind.name != "llvm" or context.instruments or default_cache() is None or not runs_python():
         return 0
     if most is None:
         most = min(num_threads() - _THREADS_OF_A_BUILD, _MOST_WORKERS)
     return max(min(most, kernels // _KERNELS_OF_A_WORKER), 0)
-
-
-def _runs_python() -> bool:
-    """Whether `sys.executable` is an interpreter; in a program that embeds or bundles one it may be that program."""
-    return os.path.basename(sys.executable or "").startswith("python") and not getattr(sys, "frozen", False)
 
 
 class CompileWorkers:
@@ -81,12 +77,9 @@ class CompileWorkers:
         self._waiting = dict(jobs)
         try:
             head = pickle.dumps((self._serve, settings))
-            path = os.pathsep.join([folder or os.getcwd() for folder in sys.path])
             for _ in range(count):
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
-                )  # fmt: skip
+                pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+                process = start_python(_COMMAND, stdin=pipe, stdout=pipe, stderr=nothing)
                 thread = threading.Thread(target=self._feed, args=(process, head), name="relayc-compile", daemon=True)
                 self._running.append((process, thread))
                 thread.start()

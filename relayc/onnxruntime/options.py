@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from relayc.backend.runtime.log import logger
-from relayc.onnxruntime.errors import NotImplemented as Unsupported
+from relayc.onnxruntime.errors import InvalidArgument, NotImplemented as Unsupported
 
 __all__ = [
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "RunOptions", "SessionOptions", "log", "note_ignored",
@@ -63,9 +63,18 @@ _CHANGES_RESULTS = {"session.set_denormal_as_zero": "1"}
 """Configuration entries, and their values, that would change results."""
 
 
+_SPECIALIZE_AFTER = "relayc.specialize_after"
+_SECONDS = 20.0
+
+
 class SessionOptions:
     """Options of a session. Effective are `intra_op_num_threads` (0: all), `graph_optimization_level`,
-    `enable_profiling` with `profile_file_prefix`, providers, and overrides of free dimensions by name."""
+    `enable_profiling` with `profile_file_prefix`, providers, and overrides of free dimensions by name.
+
+    So is the configuration entry "relayc.specialize_after": the seconds, 20 by default, that runs of certain sizes have
+    taken when the model is compiled for these, by another process; "off": never. It is off, too, with
+    `use_deterministic_compute`, since results may differ by the order of sums.
+    """
 
     __slots__ = (
         "__weakref__", "_config", "dimensions", "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse",
@@ -94,8 +103,16 @@ class SessionOptions:
         """An entry of the configuration. Raises NotImplemented for one that would change results."""
         if _CHANGES_RESULTS.get(key) == value:
             raise Unsupported(f"the configuration entry {key!r}={value!r} would change results; leave it out")
-        note_ignored(f"the configuration entry {key!r}")
+        if key == _SPECIALIZE_AFTER:
+            _seconds_of(value)
+        else:
+            note_ignored(f"the configuration entry {key!r}")
         self._config[key] = value
+
+    @property
+    def specialize_after(self) -> float | None:
+        """Seconds of runs of certain sizes after which the model is compiled for these; None: never."""
+        return None if self.use_deterministic_compute else _seconds_of(self._config.get(_SPECIALIZE_AFTER, _SECONDS))
 
     def get_session_config_entry(self, key: str) -> str:
         """The value of a configuration entry. Raises RuntimeError without one, as onnxruntime does."""
@@ -138,6 +155,19 @@ class SessionOptions:
                      "log_verbosity_level"):  # fmt: skip
             if getattr(self, name) != getattr(default, name):
                 note_ignored(f"SessionOptions.{name}")
+
+
+def _seconds_of(value: Any) -> float | None:
+    """The seconds that an entry says, None for "off". Raises InvalidArgument for anything else."""
+    if value == "off":
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidArgument(f'the configuration entry {_SPECIALIZE_AFTER!r} is {value!r}; expected seconds, or "off"')
+    return seconds
 
 
 class RunOptions:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 import relayc
+from relayc.backend.cache import default_cache
 from relayc.backend.runtime.container import is_container
 from relayc.backend.runtime.dtype import to_numpy
+from relayc.backend.runtime.interpreter import runs_python
 from relayc.backend.runtime.log import warn_once
 from relayc.onnxruntime.binding import IOBinding, device_output, host_output, is_on_device
 from relayc.onnxruntime.errors import (
@@ -30,6 +32,7 @@ from relayc.onnxruntime.errors import (
     RuntimeException,
 )
 from relayc.onnxruntime.executors import Executors
+from relayc.onnxruntime.frequent_sizes import FrequentSizes, compile_version_elsewhere
 from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
 from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
 from relayc.runtime import (
@@ -57,6 +60,9 @@ __all__ = ["CPU", "CUDA", "InferenceSession", "get_available_providers"]
 _Options = TypeVar("_Options", SessionOptions, RunOptions)
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+_MOST_BYTES_OF_VERSIONS = 1 << 30
+"""Most bytes of weights of a model that gets versions, which have weights of their own."""
 
 
 def get_available_providers() -> list[str]:
@@ -138,12 +144,38 @@ class InferenceSession:
         remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
         self._executors = Executors(executor, self._version, remade, self._overridable)
         can_be = executor.reads_in_place and self._run_log is None
-        self._in_place = self._executors.only() if can_be else None
+        self._in_place: ExecutorPool | FrequentSizes | None = self._executors.only() if can_be else None
         """the executors of the model itself, if they can read inputs in place, and runs are not logged"""
+        seconds = self._options.specialize_after
+        if can_be and seconds is not None and self._may_have_versions(model):
+            pool = self._executors.only()
+            self._in_place = FrequentSizes(pool, self._version_of_sizes, seconds, self._forget_sizes)
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""
         return self._executor(self._made(shapes))
+
+    def _may_have_versions(self, model: CompiledModel) -> bool:
+        """Can another process compile the model for certain sizes, and is there memory for that?"""
+        source, nbytes = self._source, sum(values.nbytes for values in model.params.values())
+        has_sizes = any(not isinstance(size, int) for value in self._inputs.values() for size in value.shape)
+        is_passable = self._model_path is not None or isinstance(source, bytes) or hasattr(source, "SerializeToString")
+        is_small = nbytes <= _MOST_BYTES_OF_VERSIONS and self._device.kind == "cpu"
+        if not (has_sizes and is_passable and is_small) or self._is_compiled:
+            return False
+        return runs_python() and default_cache() is not None  # which the other process leaves the model in
+
+    def _version_of_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> ExecutorPool:
+        """Executors of the model compiled for these shapes of inputs, by another process."""
+        arguments = self._build_arguments(shapes)
+        source = arguments["model"]
+        if hasattr(source, "SerializeToString"):
+            arguments["model"] = source.SerializeToString(deterministic=True)
+        compile_version_elsewhere(arguments)
+        return ExecutorPool(self._executor(relayc.compile_onnx(**arguments, before=_not_in_the_cache)))
+
+    def _forget_sizes(self) -> None:
+        self._in_place = self._executors.only()
 
     @property
     def _is_compiled(self) -> bool:
@@ -162,12 +194,18 @@ class InferenceSession:
             return self._source
         if self._is_compiled:
             return load_model(self._source)
-        level = min(int(self._options.graph_optimization_level), 3)
-        overrides = {**self._known_dimensions(), **(shapes or {})}
+        return relayc.compile_onnx(**self._build_arguments(shapes))
+
+    def _build_arguments(self, shapes: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The arguments of `compile_onnx` for the model; `shapes` override those of inputs."""
         on_gpu = self._device.kind == "cuda"
-        checks = {} if on_gpu else {"relay.check_indices": True}  # as in onnxruntime, which checks on CPUs
-        target = "cuda" if on_gpu else "llvm"
-        return relayc.compile_onnx(self._source, target, shape=overrides or None, opt_level=level, config=checks)
+        return {
+            "model": self._source,
+            "target": "cuda" if on_gpu else "llvm",
+            "shape": {**self._known_dimensions(), **(shapes or {})} or None,
+            "opt_level": min(int(self._options.graph_optimization_level), 3),
+            "config": {} if on_gpu else {"relay.check_indices": True},  # as in onnxruntime, which checks on CPUs
+        }
 
     def _known_dimensions(self) -> dict[str, int]:
         """The overrides of dimensions that the model has; as in onnxruntime, others have no effect."""
@@ -400,6 +438,8 @@ class InferenceSession:
     def cancel(self) -> None:
         """End all runs of the session that are in progress; they raise Fail."""
         self._executors.cancel()
+        if isinstance(self._in_place, FrequentSizes):
+            self._in_place.cancel()
 
     # -- profiling
 
@@ -413,6 +453,10 @@ class InferenceSession:
     def __repr__(self) -> str:
         inputs = ", ".join(f"{i.name}: {i.type} {i.shape}" for i in self._inputs.values())
         return f"<InferenceSession {self._metadata.graph_name!r} on {next(iter(self._providers))}({inputs})>"
+
+
+def _not_in_the_cache() -> None:
+    raise RuntimeError("the cache of compiled models did not keep it")
 
 
 def _chosen(
