@@ -111,7 +111,6 @@ class GraphNode:
     cycles: float = 0.0
     """estimated cycles of the kernel on one core; 0: unknown"""
 
-
     @property
     def flops(self) -> int:
         """Operations of the kernel: see `Workload.flops`."""

@@ -88,7 +88,7 @@ class FrequentSizes:
 
     def _begin(self, sizes: _Sizes) -> None:
         with self._lock:
-            if self.compiling is None and self._counts:
+            if self.compiling is None and self._counts and sizes not in self._versions:
                 self.compiling = threading.Thread(
                     target=self._add_version, args=(sizes,), name="relayc-frequent-sizes", daemon=True
                 )

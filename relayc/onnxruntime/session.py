@@ -144,12 +144,12 @@ class InferenceSession:
         remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
         self._executors = Executors(executor, self._version, remade, self._overridable)
         can_be = executor.reads_in_place and self._run_log is None
-        self._in_place: ExecutorPool | FrequentSizes | None = self._executors.only() if can_be else None
+        self._in_place: ExecutorPool | FrequentSizes | None
+        self._in_place = self._executors.only() if can_be else None
         """the executors of the model itself, if they can read inputs in place, and runs are not logged"""
         seconds = self._options.specialize_after
-        if can_be and seconds is not None and self._may_have_versions(model):
-            pool = self._executors.only()
-            self._in_place = FrequentSizes(pool, self._version_of_sizes, seconds, self._forget_sizes)
+        if self._in_place is not None and seconds is not None and self._may_have_versions(model):
+            self._in_place = FrequentSizes(self._in_place, self._version_of_sizes, seconds, self._forget_sizes)
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""

@@ -163,6 +163,16 @@ def test_there_are_four_versions_at_most() -> None:
     assert not stopped
 
 
+def test_a_run_that_began_before_there_was_a_version_asks_for_no_other() -> None:
+    made: list[Any] = []
+    sizes, _ = frequent(lambda shapes: (made.append(shapes), Pool("version"))[1])
+    key = (("x", (2,)),)
+    for _ in range(2):
+        sizes._count(key, 1)
+        wait(sizes)
+    assert made == [{"x": (2,)}]
+
+
 def test_sizes_are_those_of_all_inputs_by_name() -> None:
     sizes, _ = frequent(lambda shapes: Pool(str(sorted(shapes.items()))))
     sizes.infer_in_place({"x": np.zeros(2), "y": np.zeros(3)})
