@@ -12,7 +12,7 @@ from relayc.te.arith import Analyzer
 from relayc.te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.groups import extent_of, iterations
+from relayc.topi.groups import extent_of, is_static, iterations
 
 __all__ = ["WindowLines", "combined", "reduce_groups"]
 
@@ -20,9 +20,6 @@ _MOST_LEVELS = 2
 """Most levels of sharing between columns: tiles of more than four columns exceed the vector registers."""
 _SAVED = 0.75
 """Sharing must reduce the combine operations to this fraction."""
-
-Element = Callable[[Sequence[Any], Any], PrimExpr]
-"""Function from the indices of a line and a position along it to the element there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +58,23 @@ class WindowLines:
         along = int(anchor.attrs["axes"][-1])
         return WindowLines(anchor, along, whole, taps, size, stride // unit, dilation // unit, unit)
 
-    def levels(self, cores: int) -> tuple[int, int]:
-        """Return by how many levels adjacent windows share reductions, across lines and along them.
+    def levels(self, cores: int) -> tuple[int, int] | None:
+        """By how many levels windows of a tile share reductions, across lines and along them; None if little is saved.
 
-        Across lines only pairs share, in images of static size with a pair of lines for each of the `cores`.
+        That is less than a quarter of the combine operations of a direct reduction. Windows with gaps share nothing:
+        dilated ones seldom overlap within a tile of a few columns. Across lines only pairs share, in images of static
+        size with a pair of lines for each of the `cores`.
         """
-        axes = [self.anchor.axis[n] for n in self.anchor.attrs["axes"]]
-        if not all(isinstance(extent_of(axis), int) for axis in axes):
-            return 0, 0
-        down, lines = 0, iterations(self.anchor.axis[: self.along])
-        if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1 and lines >= 2 * cores:
-            down = _levels_of(iterations([self.taps[0]]), self.anchor.attrs["strides"][0], 1)
-        return down, _levels_of(self.size, self.stride, _MOST_LEVELS) if self.dilation == 1 else 0
+        if not self.dilation == self.unit == 1:
+            return None
+        strides, axes, levels = self.anchor.attrs["strides"], self.anchor.attrs["axes"], (0, 0)
+        across, lines = iterations(self.taps), iterations(self.anchor.axis[: self.along])
+        if is_static([extent_of(self.anchor.axis[n]) for n in axes]):
+            pairs = len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1 and lines >= 2 * cores
+            levels = (
+                _levels_of(across, strides[0], 1) if pairs else 0, _levels_of(self.size, self.stride, _MOST_LEVELS)
+            )  # fmt: skip
+        return levels if self.combined(levels) <= _SAVED * (across * self.size - 1) else None
 
     def combined(self, levels: tuple[int, int]) -> float:
         """Return the combine operations per window, in tiles of a few columns.
@@ -85,14 +87,6 @@ class WindowLines:
         read = ((columns - 1) * self.stride + self._reach) / columns
         return read * lines + combined(self.size, self.stride, along)
 
-    def saves(self, levels: tuple[int, int]) -> bool:
-        """True if these levels save at least a quarter of the combine operations of a direct reduction.
-
-        Only for windows without gaps: dilated ones seldom overlap within a tile of a few columns.
-        """
-        across = iterations(self.taps)
-        return self.dilation == self.unit == 1 and self.combined(levels) <= _SAVED * (across * self.size - 1)
-
     @property
     def read(self) -> Dim:
         """Number of columns that the windows of a line read."""
@@ -103,38 +97,33 @@ class WindowLines:
         """Number of columns from the first tap of a window to its last, inclusive."""
         return (self.size - 1) * self.dilation + 1
 
-    def apply(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
-        """Let the anchor read reductions across lines, which are returned, in vectors of up to `most` elements.
-
-        For strided windows the elements of each phase are made contiguous, as adjacent windows read them; that tensor
-        is returned, too. Lines of dynamic length are not cut into vectors.
-        """
-        if isinstance(self.read, int):
-            return self._by_vectors(s, self.read, min(self.read, most))
-        return (self.apply_to_columns(s),)
-
-    def apply_to_columns(self, s: te.Schedule) -> te.Tensor:
+    def by_columns(self, s: te.Schedule) -> te.Tensor:
         """Let the anchor read columns reduced across lines, which are returned, with the anchor's dimensions."""
-        at = self.along
         shape = [extent_of(axis) for axis in self.anchor.axis]
-        shape[at] = self.read
-        lines = self._compute("lines", shape, lambda *i: self._across((*i[:at], *i[at + 1 :]), i[at]))
-        return self._along(s, lambda line, place: lines(*line[:at], place, *line[at:]), lines)[0]
+        shape[self.along] = self.read
+        lines = te.compute(shape, lambda *i: self._across(i), name=f"{self.anchor.name}_lines", attrs=self.anchor.attrs)
+        return self._along(s, lines, lines)[0]
 
-    def share(self, s: te.Schedule, levels: tuple[int, int]) -> list[te.Tensor]:
+    def share(self, s: te.Schedule, levels: tuple[int, int]) -> tuple[te.Tensor, ...]:
         """Let the anchor read columns reduced across lines, by stages shared between windows, which are returned."""
         (across, along), strides = levels, self.anchor.attrs["strides"]
-        lines = self.apply_to_columns(s)
+        lines = self.by_columns(s)
         stages = reduce_groups(s, lines, self.anchor.attrs["axes"][0], strides[0], across) if across else [lines]
         if along:
             stages += reduce_groups(s, self.anchor.output(0), self.along, self.stride, along)[:-1]
-        return [s.current(stage) for stage in stages]
+        return tuple([s.current(stage) for stage in stages])
 
-    def _by_vectors(self, s: te.Schedule, read: int, vector: int) -> tuple[te.Tensor, ...]:
-        """Reduce lines by vectors; the first one ends with the border, so that others are aligned with the line.
+    def by_vectors(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
+        """Let the anchor read reductions across lines, which are returned, in vectors of up to `most` elements.
 
-        They are whole cache lines then, if lines of the image are.
+        The first vector ends with the border, so that others are aligned with the line: they are whole cache lines
+        then, if lines of the image are. For strided windows the elements of each phase are made contiguous, as adjacent
+        windows read them; that tensor is returned, too. Lines of dynamic length are not cut into vectors.
         """
+        read = self.read
+        if not isinstance(read, int):
+            return (self.by_columns(s),)
+        vector = min(read, most)
         lead = 0 if vector == read or self.unit > 1 else -self._border() % vector
         extent, phases = read + lead, self.stride if vector % self.stride == 0 else 1
         groups, each = -(-extent // vector), vector // phases
@@ -144,20 +133,21 @@ class WindowLines:
 
         def vectors(*i: Any) -> PrimExpr:
             place = i[-2] * vector + i[-1]
-            return self._across(i[:-2], place - lead, None if is_bordered else place < extent)
+            return self._across((*i[:-2], place - lead), None if is_bordered else place < extent)
 
-        outer = [extent_of(axis) for axis in self.anchor.axis[:-1]]
-        lines = self._compute("lines", (*outer, groups, vector), vectors)
+        outer, name = [extent_of(axis) for axis in self.anchor.axis[:-1]], self.anchor.name
+        lines = te.compute((*outer, groups, vector), vectors, name=f"{name}_lines", attrs=self.anchor.attrs)
         if phases == 1:
-            return self._along(s, lambda line, at: lines(*line, (at + lead) // vector, (at + lead) % vector), lines)
+            element = lambda *i: lines(*i[:-1], (i[-1] + lead) // vector, (i[-1] + lead) % vector)  # noqa: E731
+            return self._along(s, element, lines)
         shape = (*outer, phases, groups, each)
-        apart = self._compute("parts", shape, lambda *i: lines(*i[:-3], i[-2], i[-1] * phases + i[-3]))
+        apart = te.compute(shape, lambda *i: lines(*i[:-3], i[-2], i[-1] * phases + i[-3]), name=f"{name}_parts")
 
-        def element(line: Sequence[Any], place: Any) -> PrimExpr:
-            at = (place + lead) // phases
-            return apart(*line, (place + lead) % phases, at // each, at % each)
+        def element_of_phase(*i: Any) -> PrimExpr:
+            place, phase = (i[-1] + lead) // phases, (i[-1] + lead) % phases
+            return apart(*i[:-1], phase, place // each, place % each)
 
-        return self._along(s, element, lines, apart)
+        return self._along(s, element_of_phase, lines, apart)
 
     def _border(self) -> int:
         """Return the padding in front of a line, in elements; 0 where that isn't static."""
@@ -166,34 +156,29 @@ class WindowLines:
         begin = begins.pop() if len(begins) == 1 else None
         return 0 if begin is None else -begin
 
-    def _compute(self, name: str, shape: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
-        attrs = {"stride": self.anchor.attrs["strides"][-2]}
-        return te.compute(shape, element, name=f"{self.anchor.name}_{name}", attrs=attrs)
-
-    def _across(self, line: Sequence[Any], place: Any, inside: PrimExpr | None = None) -> PrimExpr:
-        """Reduce all lines of a window at column `place`, counted from the first window; masked by `inside`."""
+    def _across(self, i: Sequence[Any], inside: PrimExpr | None = None) -> PrimExpr:
+        """Reduce all lines of a window at index `i`, whose column is counted from the first window; `inside` masks."""
         *across, along = self.anchor.reduce_axis
-        others = [axis for n, axis in enumerate(self.anchor.axis) if n != self.along]
-        at = {axis.var: v for axis, v in zip(others, line, strict=True)}
+        at = {axis.var: v for axis, v in zip(self.anchor.axis, i, strict=True)}
         at |= {k.var: tap.var for k, tap in zip(across, self.taps, strict=True)}
-        first, tap = (place, te.const(0)) if self.dilation > 1 else (te.const(0), place)
-        at |= {self.anchor.axis[self.along].var: first, along.var: tap}
+        column, place = self.anchor.axis[self.along].var, i[self.along]
+        at |= {column: place, along.var: te.const(0)} if self.dilation > 1 else {column: te.const(0), along.var: place}
         source = [substitute(e, at) for e in self.whole.source]
         if inside is not None:
             terms = zip(source, self.whole.combiner.identity, strict=True)
             source = [te.if_then_else(inside, e, identity) for e, identity in terms]
         return self.whole.replace(source=tuple(source), axis=self.taps)
 
-    def _along(self, s: te.Schedule, element: Element, *tensors: te.Tensor) -> tuple[te.Tensor, ...]:
+    def _along(self, s: te.Schedule, element: Callable[..., PrimExpr], *tensors: te.Tensor) -> tuple[te.Tensor, ...]:
         """Let the anchor reduce `element` along lines; returns the current versions of `tensors` in the schedule."""
-        anchor, k = self.anchor, te.reduce_axis((0, self.size), name="k")
+        anchor, at, k = self.anchor, self.along, te.reduce_axis((0, self.size), name="k")
 
         def window(*i: Any) -> PrimExpr:
-            place = i[self.along] * self.stride + k * self.dilation
-            return self.whole.replace(source=(element((*i[: self.along], *i[self.along + 1 :]), place),), axis=(k,))
+            place = i[at] * self.stride + k * self.dilation
+            return self.whole.replace(source=(element(*i[:at], place, *i[at + 1 :]),), axis=(k,))
 
         shape = [extent_of(axis) for axis in anchor.axis]
-        s.recompute(anchor.output(0), te.compute(shape, window, name=anchor.name, tag=anchor.tag))
+        s.recompute(anchor.output(0), te.compute(shape, window, name=anchor.name, tag=anchor.tag, attrs=anchor.attrs))
         return tuple([s.current(t) for t in tensors])
 
 
