@@ -2,8 +2,8 @@
 
 The dimensions before the concatenated or padded one collapse to rows; those after it become part of its elements: with
 three channels last, the padding of a pixel is one of three elements at the ends of a row. Rows are longer and
-contiguous, so vectors are full (`topi.cpu.elementwise`: `short_lines`, `packed_lines`). The memory layout does not
-change, so nothing outside of the kernel is affected.
+contiguous, so vectors are full (`topi.cpu.elementwise.lines`). The memory layout does not change, so nothing outside of
+the kernel is affected.
 """
 
 from __future__ import annotations

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
-from relayc.te.tir import Call, FloatImm, FloorMod, IntImm, ProducerLoad, Select, as_int
+from relayc.te.ir.decisions import Refused, Serves, first_of, serves_if
+from relayc.te.tir import Call, FloatImm, IntImm, ProducerLoad, Select
 from relayc.topi.candidates import apply_plan
-from relayc.topi.cpu.accesses import conditions, depend_on_data, reads
+from relayc.topi.cpu.accesses import depend_on_data
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
-from relayc.topi.cpu.elementwise.line_reads import prefetch_lines_read
-from relayc.topi.cpu.elementwise.packed_lines import PackedLines
+from relayc.topi.cpu.elementwise.lines import Lines, LineVectors
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
-from relayc.topi.cpu.elementwise.shared_lines import buffer_line, shared_line
-from relayc.topi.cpu.elementwise.short_lines import ShortLines
+from relayc.topi.cpu.elementwise.shared_lines import shared_line
 from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
@@ -32,9 +30,9 @@ from relayc.topi.cpu.transposes.transpose import (
     tile_transposed,
     transpose_facts,
 )  # fmt: skip
-from relayc.topi.groups import constant_size, extent_of, inline_injective, is_injective, iterations
+from relayc.topi.groups import constant_size, inline_injective, is_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
-from relayc.topi.tag import PAD, is_broadcast
+from relayc.topi.tag import is_broadcast
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -48,8 +46,6 @@ _PAIR_BYTES = 8
 """Most bytes of a last axis for which tiles in the input's order are preferred to packed rows."""
 _STRIDED_COST = 5
 """Least cost, in operations, of an element that is read along a strided axis."""
-_MOST_UNROLLED = 8
-"""Most vectors of a line that are unrolled where conditions on lanes become static by that."""
 _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
 
@@ -110,42 +106,6 @@ def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
     return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
 
 
-def _period(out: te.Tensor, lanes: int) -> int | None:
-    """Return the period of the last axis of `out` if all reads take it modulo that (as `tile` does), else None.
-
-    The period must divide the axis, and not the vector, whose lanes are static then anyway.
-    """
-    op = out.op
-    last, extent = op.axis[-1], extent_of(op.axis[-1])
-    found = {
-        as_int(e.b) for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorMod) and e.a is last.var
-    }
-    period = found.pop() if len(found) == 1 else None
-    if not period or not isinstance(extent, int) or lanes % period == 0:
-        return None
-    return period if extent > period and extent % period == 0 else None
-
-
-def _choosing_lanes(out: te.Tensor) -> list[te.ComputeOp]:
-    """Return the operations whose conditions depend on the index along the last axis and not on data."""
-    op, found = out.op, list[te.ComputeOp]()
-    for source, condition in conditions(op):
-        if op.axis[-1].var in post_order((condition,)) and not depend_on_data([condition]):
-            found.append(source)
-    return found
-
-
-def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
-    """Vectorise the last axis; loop partitioning splits off the vectors at borders, so that others need no tests."""
-    *outer, last = s[out].op.axis
-    tail = "guard" if isinstance(last.extent, int) else "shift"
-    vectors, inner = s[out].split(last, factor=2 * lanes, tail=tail, least=4 * lanes)
-    s[out].vectorize(inner)
-    for axis in (*outer, vectors, inner):
-        s[out].pragma(axis, "loop_partition_hint")
-    return [*outer, vectors]
-
-
 @dataclass(frozen=True, eq=False)
 class OutputFacts:
     """An output of a group, `outs`, with the costs of its elements and the memory layouts of its inputs and itself.
@@ -174,6 +134,16 @@ class OutputFacts:
     def is_flat(self) -> bool:
         """Whether elements depend on their own place only, so that shapes don't matter."""
         return self.line is None and _is_flat(self.outs)
+
+    @cached_property
+    def lines(self) -> Lines:
+        """Its lines, where they matter."""
+        return Lines(self.out, self.lanes, self.vectors, self.target)
+
+    @property
+    def has_dynamic_tiles(self) -> bool:
+        """Whether tiles are transposed in registers along dynamic axes, which are assumed to be as long."""
+        return bool(self.transpose) and not self.transpose.is_static
 
     @cached_property
     def lanes(self) -> int:
@@ -230,33 +200,16 @@ class OutputFacts:
         most = _INTERLEAVED if self.transpose else _GATHERED
         return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
 
-    @property
-    def has_borders(self) -> bool:
-        """Whether the only conditions on the index along the last axis are those of padding."""
-        choosing = _choosing_lanes(self.out)
-        return bool(choosing) and all(op.tag == PAD for op in choosing)
-
-    def axes(self, s: te.Schedule) -> tuple[list[te.IterVar], te.Dim]:
-        """The axes, fused where shapes don't matter, and the length of the last."""
-        axes, first = list(s[self.out].op.axis), _first_without_gaps(self.outs)
-        if self.is_flat:
-            return [*axes[:first], s[self.out].fuse(*axes[first:])], iterations(axes[first:])
-        return axes, axes[-1].extent if len(axes) > 1 else constant_size(self.out.shape)
-
 
 class OutputLoops(NamedTuple):
-    """The loops of a stage, the output or one that stores it, outside of its vectors, outermost first.
+    """The loops of an output outside of its vectors, outermost first, of which the outer ones will be parallel.
 
-    The outer ones will be parallel; `unrolled` is unrolled unless it is among them. A `line` is computed for each
-    iteration of the innermost. Where tiles are dynamic, axes are assumed to be as long. Plain loops, without special
-    iterations at borders, `may_divide` into parts.
+    The innermost is `unrolled` unless it is among them. Plain loops, without special iterations at borders,
+    `may_divide` into parts.
     """
 
-    stage: te.Tensor
     outside: list[te.IterVar]
-    unrolled: te.IterVar | None = None
-    line: te.Tensor | None = None
-    has_dynamic_tiles: bool = False
+    unrolled: bool = False
     may_divide: bool = False
 
 
@@ -273,23 +226,33 @@ def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> t
     """Return the schedule, and whether it has in-register transposes along dynamic axes."""
     s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
     inline_injective(s, outs, keep=[] if line is None else [line.op])
-    outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
-    dynamic = [_schedule_output(s, OutputFacts(outs, out, line, target, tiled)) for out in outputs]
-    return s, any(dynamic)
+    outputs = [OutputFacts(outs, out, line, target, tiled) for out in {id(o.op): o for o in outs}.values()]
+    scheduled = [facts for facts in outputs if s[facts.out].op.axis]
+    for facts in scheduled:
+        _schedule_output(s, facts)
+    return s, any(facts.has_dynamic_tiles for facts in scheduled)
 
 
-def _schedule_output(s: te.Schedule, facts: OutputFacts) -> bool:
-    """Choose the loops of an output; returns whether there are in-register transposes along dynamic axes."""
-    loops = first_of("elementwise", [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES])
-    _, *inside = parallel = parallel_outer(
-        s, loops.stage, loops.outside, facts.work, facts.target, divides=loops.may_divide
-    )
-    if loops.line is not None:
-        buffer_line(s, loops.line, loops.stage, parallel[-1], facts.target)
-    for loop in inside:
-        if loop is loops.unrolled:
-            s[loops.stage].unroll(loop)
-    return loops.has_dynamic_tiles
+def _schedule_output(s: te.Schedule, facts: OutputFacts) -> None:
+    """Choose the loops of an output, and those that are parallel."""
+    out, candidates = facts.out, [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES]
+    loops = first_of("elementwise", candidates)
+    _, *inside = parallel_outer(s, out, loops.outside, facts.work, facts.target, divides=loops.may_divide)
+    if loops.unrolled and inside:
+        s[out].unroll(inside[-1])
+
+
+def _flat(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
+    """Vectors along all dimensions as one, but for those with gaps."""
+    if not facts.is_flat:
+        return Refused("elements depend on others than those of their own place")
+    out, first = facts.out, _first_without_gaps(facts.outs)
+    axes = s[out].op.axis
+    extent, (lanes, vectors) = iterations(axes[first:]), (facts.lanes, facts.vectors)
+    loop = vectorize_elements(s, out, s[out].fuse(*axes[first:]), extent, lanes, vectors)
+    if out.op is facts.outs[0].op:
+        prefetch_elements(s, out, loop, elements_per_step(extent, lanes, vectors), facts.target)
+    return OutputLoops([*axes[:first], loop], may_divide=True)
 
 
 def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
@@ -308,15 +271,15 @@ def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused
         return tiles
     if facts.rows and not tiles.is_read_in_order:
         return Refused("pieces are not read in order, but rows are")
-    return OutputLoops(out, apply_plan(s, "pieces", tiles))
+    return OutputLoops(apply_plan(s, "pieces", tiles))
 
 
 def _several_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     repeats, by_one = all(is_broadcast(op.tag) for op in facts.ops), all(o.op is facts.out.op for o in facts.outs)
-    if facts.strided is not None or facts.rows or facts.is_flat or not (repeats or (by_one and facts.line is None)):
-        return Refused("elements are flat, strided, in another order or buffered, or there are several results")
-    lines = ShortLines.of(facts.out, facts.target, joins=not repeats)
-    return OutputLoops(facts.out, apply_plan(s, "lines", lines)) if lines else lines
+    if facts.strided is not None or facts.rows or not (repeats or (by_one and facts.line is None)):
+        return Refused("elements are strided, in another order or buffered, or there are several results")
+    plan = LineVectors.of_several(facts.lines, joins=not repeats)
+    return OutputLoops(apply_plan(s, "lines", plan)) if plan else plan
 
 
 def _interleaved(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
@@ -326,78 +289,55 @@ def _interleaved(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
         return Refused("rows of several dimensions are packed")
     out, (*outer, rows, columns) = facts.out, s[facts.out].op.axis
     extent, lanes = constant_size(out.shape[-2:]), facts.lanes * constant_size(out.shape[-1:])
-    return OutputLoops(out, [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
+    return OutputLoops([*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
 
 
 def _packed_rows(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.rows and facts.strided is None and facts.line is not None:
         return Refused("lines are buffered")
-    return OutputLoops(facts.out, apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
+    return OutputLoops(apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
 
 
 def _transposed(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    if not facts.transpose:
-        return facts.transpose
-    loops = tile_transposed(s, facts.transpose)
-    return OutputLoops(facts.out, loops, has_dynamic_tiles=not facts.transpose.is_static)
-
-
-def _buffered_line(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    if facts.line is None:
-        return Refused("no line of an input serves several results")
-    return OutputLoops(facts.out, _vectorize_between_borders(s, facts.out, facts.lanes)[:-1], line=facts.line)
+    return OutputLoops(tile_transposed(s, facts.transpose)) if facts.transpose else facts.transpose
 
 
 def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.strided is None:
         return Refused("large inputs are contiguous along the last dimension")
     loops = tile_by_lines(s, facts.out, facts.strided, VECTORS * facts.lanes, facts.target)
-    return loops if isinstance(loops, Refused) else OutputLoops(facts.out, loops)
+    return loops if isinstance(loops, Refused) else OutputLoops(loops)
 
 
-def _in_order(s: te.Schedule, facts: OutputFacts) -> OutputLoops:
-    """Vectorise the last axis, of rows that are packed first where they are not whole cache lines."""
-    axes, extent = facts.axes(s)
-    bordered = facts.strided is None and constant_size([extent]) >= 4 * facts.lanes and facts.has_borders
-    packs = facts.is_alone and facts.strided is None and (bordered or facts.moves_data)
-    packed = PackedLines.of(facts.out, facts.target) if packs else Refused("elements are computed, flat or strided")
-    how, why = "packed lines" if packed else "flat" if facts.is_flat else "by lines", "" if packed else packed.reason
-    note("vectors", how, lanes=facts.lanes, vectors=facts.vectors, borders=bordered, not_packed=why)
-    if not packed:
-        bounded = bordered and _vectorize_between_borders(s, facts.out, facts.lanes)
-        return OutputLoops(facts.out, bounded) if bounded else _vectorize(s, facts, facts.out, axes, extent)
-    out, chunks, lines = apply_plan(s, "chunks", packed)
-    if bordered:
-        _vectorize_between_borders(s, lines, facts.lanes)
-    elif (unrolled := _vectorize(s, facts, lines, s[lines].op.axis, extent).unrolled) is not None:
-        s[lines].unroll(unrolled)
-    return OutputLoops(out, chunks)
+def _tiles_of_elements(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
+    if facts.strided is None:
+        return Refused("large inputs are contiguous along the last dimension")
+    out, last = facts.out, s[facts.out].op.axis[-1]
+    vectors = vectorize_elements(s, out, last, out.shape[-1], facts.lanes, facts.vectors)
+    return OutputLoops(tile_strided(s, out, facts.strided, vectors))
+
+
+def _buffered_line(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
+    if facts.line is None:
+        return Refused("no line of an input serves several results")
+    return OutputLoops(apply_plan(s, "lines", LineVectors.between_borders(facts.lines, facts.line)))
+
+
+def _packed_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
+    if not facts.is_alone or not (facts.lines.has_borders or facts.moves_data):
+        return Refused("elements are computed, or there are several results")
+    plan = LineVectors.packed(facts.lines)
+    return OutputLoops(apply_plan(s, "lines", plan)) if plan else plan
+
+
+def _lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops:
+    plan = LineVectors.in_order(facts.lines, alone=facts.is_alone)
+    return OutputLoops(apply_plan(s, "lines", plan), plan.unrolled, may_divide=not plan.partitioned)
 
 
 _CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], OutputLoops | Refused]], ...] = (
-    ("permuted tiles", _permuted_tiles), ("several lines in a vector", _several_lines), ("interleaved", _interleaved),
-    ("packed rows", _packed_rows), ("transposed in registers", _transposed), ("buffered line", _buffered_line),
-    ("tiles of cache lines", _tiles_of_lines), ("in order", _in_order),
+    ("flat", _flat), ("permuted tiles", _permuted_tiles), ("several lines in a vector", _several_lines),
+    ("interleaved", _interleaved), ("packed rows", _packed_rows), ("transposed in registers", _transposed),
+    ("buffered line", _buffered_line), ("tiles of cache lines", _tiles_of_lines),
+    ("tiles of elements", _tiles_of_elements), ("packed lines", _packed_lines), ("lines", _lines),
 )  # fmt: skip
-
-
-def _vectorize(
-    s: te.Schedule, facts: OutputFacts, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim
-) -> OutputLoops:
-    """Vectorise the output, or its lines before they are packed, along the last of its `axes`."""
-    *outer, last = axes
-    period = _period(facts.out, facts.lanes) if facts.strided is None else None
-    if period is not None:
-        repeat, last = s[tensor].split(last, factor=period)
-        outer, extent = [*outer, repeat], period
-    vectors = vectorize_elements(s, tensor, last, extent, facts.lanes, facts.vectors)
-    if facts.strided is not None:
-        return OutputLoops(tensor, tile_strided(s, tensor, facts.strided, vectors))
-    unrolls = isinstance(extent, int) and extent <= _MOST_UNROLLED * facts.lanes and _choosing_lanes(facts.out)
-    each = elements_per_step(extent, facts.lanes, facts.vectors)
-    if facts.is_flat and facts.out.op is facts.outs[0].op:
-        prefetch_elements(s, tensor, vectors, each, facts.target)
-    if not facts.is_flat and facts.is_alone and tensor is facts.out and period is None:
-        several_vectors = constant_size([extent]) >= 4 * facts.lanes
-        prefetch_lines_read(s, tensor, vectors, each, facts.target, several_vectors=several_vectors)
-    return OutputLoops(tensor, [*outer, vectors], vectors if unrolls else None, may_divide=True)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Binary, ProducerLoad, as_int
-from relayc.topi.cpu.common import attach
-from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import extent_of, is_injective
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import same_dim
 
-if TYPE_CHECKING:
-    from relayc.backend.target import Target
-
-__all__ = ["buffer_line", "shared_line"]
+__all__ = ["shared_line"]
 
 _MOST_LINE_BYTES = 1 << 14
 """Most bytes of a buffered line: at most half of L1."""
@@ -73,12 +66,3 @@ def _is_worth_buffering(line: te.Tensor) -> bool:
     """True if an element takes enough arithmetic to be worth buffering."""
     behind = [op for op in operations_behind([line]) if isinstance(op, te.ComputeOp) and is_injective(op)]
     return sum(_computes(op) for op in behind if op.output(0).ndim == line.ndim) >= _LEAST_OPERATIONS
-
-
-def buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar, target: Target) -> None:
-    """Compute the part of `line` that an iteration of loop `at` of `out` reads, by vectors."""
-    attach(s, line, out, at)
-    tail = "guard" if isinstance(line.shape[-1], int) else "shift"
-    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target), tail=tail)
-    s[line].vectorize(lane)
-    s[line].pragma(vectors, "loop_partition_hint")
