@@ -11,7 +11,7 @@ from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
 from relayc.topi.cpu.common import local_accumulator
 from relayc.topi.cpu.pooling.plans import ColumnTiles, LineTiles, schedule_windows
 from relayc.topi.cpu.pooling.window_lines import WindowLines
-from relayc.topi.cpu.reductions.rewrites import compare_as_float32, compare_as_integers
+from relayc.topi.cpu.reductions.rewrites import compare_as_integers
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.groups import extent_of, inline_injective, iterations
@@ -26,9 +26,6 @@ __all__ = ["schedule_pool"]
 
 _FEW_TAPS = 9
 """Most taps of windows that are reduced directly where few results share partial reductions across lines."""
-_LONG_LINE = 6
-"""Vectors of a line of a plane from which on 16-bit floats are compared as integers; shorter lines only if they are
-whole vectors, since LLVM moves the elements of partial 16-bit vectors singly."""
 
 
 @register_schedule("pool", "cpu")
@@ -60,15 +57,12 @@ def _lines(kernel: KernelFacts) -> te.Schedule | Refused:
         return Refused("windows do not span the last dimension, or there are several results")
     width, stride = iterations([anchor.axis[-1]]), anchor.attrs.get("strides", (1,))[-1]
     many, longest = iterations(anchor.reduce_axis) > _FEW_TAPS, 4 * lanes
-    narrow = anchor.output(0).dtype == "float16" and not target.features.isdisjoint(("avx512fp16", "fullfp16"))
-    is_vector = narrow and stride == 1 and width <= vector_lanes(target, 2)  # compared without conversion
+    native = anchor.output(0).dtype == "float16" and not target.features.isdisjoint(("avx512fp16", "fullfp16"))
+    is_vector = native and stride == 1 and width <= vector_lanes(target, 2)
 
     def schedule(part: int) -> te.Schedule:
-        s, operation = kernel.create_schedule(), anchor
-        if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
-            operation = compare_as_integers(s, operation)
-        elif not is_vector:
-            operation = compare_as_float32(s, operation)
+        s = kernel.create_schedule()
+        operation = anchor if is_vector else compare_as_integers(s, anchor)
         shares = many or part == 0 or (part == longest and stride > 1)
         shared = WindowLines.of(operation) if shares else None
         schedule_windows(s, operation, shared, LineTiles.of(operation, shared, part, target), target)

@@ -1,5 +1,5 @@
-"""Reductions rewritten before they are scheduled: whole lines first, 16-bit floats compared as integers or in float32,
-bytes added up in 16 bits."""
+"""Reductions rewritten before they are scheduled: whole lines first, 16-bit floats compared as integers, bytes added
+up in 16 bits."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from relayc.topi.groups import constant_size, extent_of, is_injective
 from relayc.topi.tag import ELEMWISE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from relayc.backend.target import Target
     from relayc.te.dtype import DType
     from relayc.te.tir import PrimExpr, Var
 
-__all__ = ["compare_as_float32", "compare_as_integers", "reduce_lines_first", "sum_bytes_in_parts"]
+__all__ = ["compare_as_integers", "reduce_lines_first", "sum_bytes_in_parts"]
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
 """Bit patterns of infinity."""
@@ -85,61 +83,25 @@ def compare_as_integers(s: te.Schedule, anchor: te.Operation) -> te.Operation:
     Returns the new reduction, or `anchor`. In float32 each vector takes two, with a conversion and three
     NaN-propagating instructions for each.
     """
-    found = _extremum(anchor)
-    if found is None:
-        return anchor
-    value, flip = found
-    return _reduce_by(
-        s, anchor, value, te.max, lambda x: _order(x, flip=flip), lambda x: _from_order(x, value.dtype, flip=flip)
-    )
-
-
-def compare_as_float32(s: te.Schedule, anchor: te.Operation) -> te.Operation:
-    """Rewrite `anchor`, an extremum of 16-bit floats, to convert each value once; returns the new reduction, or
-    `anchor`."""
-    found = _extremum(anchor)
-    if found is None:
-        return anchor
-    value, is_least = found
-    back = _upper_half if value.dtype == "bfloat16" else lambda x: x
-    return _reduce_by(s, anchor, value, te.min if is_least else te.max, lambda x: te.cast("float32", x), back)
-
-
-def _upper_half(x: PrimExpr) -> PrimExpr:
-    """Convert a float32 whose lower bits are zero to bfloat16, without rounding."""
-    bits = call_intrin("uint32", "reinterpret", x) >> te.const(16, "uint32")
-    return call_intrin("bfloat16", "reinterpret", te.cast("uint16", bits))
-
-
-def _extremum(anchor: te.Operation) -> tuple[PrimExpr, bool] | None:
-    """What `anchor` takes the extremum of, if these are 16-bit floats, and whether it is the least."""
     reduction = _plain(anchor)
     if reduction is None:
-        return None
+        return anchor
+    assert isinstance(anchor, te.ComputeOp)
     result, value = reduction.combiner.result[0], reduction.source[0]
     value = value.value if isinstance(value, Cast) and value.dtype == "float32" else value
     if not isinstance(result, Max | Min) or str(value.dtype) not in _INFINITY:
-        return None
-    return value, isinstance(result, Min)
-
-
-def _reduce_by(
-    s: te.Schedule, anchor: te.Operation, value: PrimExpr, extremum: Callable[..., PrimExpr],
-    to: Callable[[PrimExpr], PrimExpr], back: Callable[[PrimExpr], PrimExpr],
-) -> te.Operation:  # fmt: skip
-    """Recompute `anchor` as `back` of the extremum over `to` of the values; returns that reduction."""
-    assert isinstance(anchor, te.ComputeOp)
+        return anchor
+    flip, of = isinstance(result, Min), value.dtype
     axes = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in anchor.reduce_axis]
 
     def order(*i: Any) -> PrimExpr:
         places = zip((*anchor.axis, *anchor.reduce_axis), (*i, *[k.var for k in axes]), strict=True)
-        return extremum(to(substitute(value, {a.var: v for a, v in places})), axis=axes)
+        return te.max(_order(substitute(value, {a.var: v for a, v in places}), flip=flip), axis=axes)
 
-    shape = [extent_of(axis) for axis in anchor.axis]
+    shape, out = [extent_of(axis) for axis in anchor.axis], anchor.output(0)
     found = te.compute(shape, order, name=f"{anchor.name}_order", tag=anchor.tag, attrs=anchor.attrs)
-    out = anchor.output(0)
-    by = te.compute(out.shape, lambda *i: te.cast(out.dtype, back(found(*i))), name=anchor.name, tag=ELEMWISE)
-    s.recompute(out, by)
+    back = lambda *i: te.cast(out.dtype, _from_order(found(*i), of, flip=flip))  # noqa: E731
+    s.recompute(out, te.compute(out.shape, back, name=anchor.name, tag=ELEMWISE))
     return s.current(found).op
 
 
