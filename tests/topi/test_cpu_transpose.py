@@ -22,8 +22,8 @@ from relayc.te.tir.values import Memory
 from relayc.topi.cpu.register_transpose import Bindings, block_of, transpose_by_shuffles, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
-from relayc.topi.cpu.transposes.packed import PackedBlocks, PackedMatrices
-from relayc.topi.cpu.transposes.tiles import OrderedTiles
+from relayc.topi.cpu.transposes.packed import packed_blocks, packed_matrices
+from relayc.topi.cpu.transposes.tiles import ordered_tiles
 from relayc.topi.cpu.transposes.transpose import strided_axis
 from relayc.topi.registry import schedule_for
 
@@ -245,7 +245,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_runs_of_rows_with_set_conflicts_are_copied_before_they_are_transposed(name, kind, processor) -> None:
-    """The next runs are prefetched: half of each while runs are copied, half with the tiles that are transposed."""
+    """The next runs are prefetched with the tiles that are transposed."""
     n, c, h, w = RUNS[name]
     cpu = f"-mcpu={processor}" if processor != "generic" else ""
     target = Target(f"llvm {cpu} -l2-bytes=262144 -l3-bytes=65536")
@@ -253,10 +253,11 @@ def test_runs_of_rows_with_set_conflicts_are_copied_before_they_are_transposed(n
     x = te.placeholder(a.shape, kind, "x")
     out = topi.transpose(x, (0, 2, 1))
     module = te.lower(schedule_for([out], target), [x, out])
-    loops = [loop for loop in collect(module["main"].body, For) if _prefetches(loop) and collect(loop, BufferStore)]
-    tiles = [loop for loop in loops if collect(loop, Shuffle)]
+    tiles = [loop for loop in collect(module["main"].body, For) if _prefetches(loop) and collect(loop, Shuffle)]
+    copies = [store for store in collect(module["main"].body, BufferStore) if isinstance(store.value, BufferLoad)
+              and store.value.buffer.name == "x"]  # fmt: skip
     assert tiles
-    assert (len(tiles) < len(loops)) == (h * w * dtype(kind).nbytes % 2048 == 0)
+    assert bool(copies) == (h * w * dtype(kind).nbytes % 2048 == 0)
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=target)(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), a.swapaxes(1, 2))
@@ -330,8 +331,8 @@ def test_output_rows_with_set_conflicts_are_written_by_two_cache_lines(rows, kin
     x = te.placeholder((rows, 300), kind, "x")
     out = topi.transpose(x, (1, 0))
     target = Target("llvm -mcpu=x86-64-v4 -l2-bytes=1048576 -num-cores=1")
-    tiles = OrderedTiles.of(TransposeFacts(out, 0, x, 0, vector_lanes(target, x.dtype.nbytes), 64, target))
-    assert isinstance(tiles, OrderedTiles) and tiles.width == lines * 64 // x.dtype.nbytes
+    tiles = ordered_tiles(TransposeFacts(out, 0, x, 0, vector_lanes(target, x.dtype.nbytes), 64, target))
+    assert tiles and tiles.steps[0] == (1, lines * 64 // x.dtype.nbytes)
 
 
 def _loops_of_blocks(function: PrimFunc) -> list[For]:
@@ -477,34 +478,38 @@ def _stores(stmt: Stmt) -> list[BufferStore]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [((64, 64), PackedBlocks), ((96, 64), PackedBlocks), ((64, 96), PackedBlocks), ((48, 48), PackedMatrices),
-     ((32, 32), PackedMatrices), ((64, 128), OrderedTiles)],
+    ("shape", "plan"),
+    [((64, 64), packed_blocks), ((96, 64), packed_blocks), ((64, 96), packed_blocks), ((48, 48), packed_matrices),
+     ((32, 32), packed_matrices), ((64, 128), ordered_tiles)],
 )  # fmt: skip
-def test_schedules_of_matrices_that_fit_in_l1(shape, kind) -> None:
+def test_schedules_of_matrices_that_fit_in_l1(shape, plan) -> None:
     """Blocks where they take more than a quarter of it, but ordered tiles for long rows; whole where they are small."""
     rows, columns = shape
     x = te.placeholder((2000, rows, columns), "float32", "x")
     target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -num-cores=1")
     facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), 32, target)
-    assert next(k for k in (PackedBlocks, OrderedTiles, PackedMatrices) if isinstance(k.of(facts), k)) is kind
+    assert next(p for p in (packed_blocks, ordered_tiles, packed_matrices) if p(facts)) is plan
 
 
 @pytest.mark.parametrize(
-    ("l2_bytes", "processor", "lines", "columns", "piece"),
-    [(1 << 20, "znver5", 577, 1024, 32), (2 << 20, "sapphirerapids", 577, 512, None),
-     (2 << 20, "sapphirerapids", 255, 4096, 256), (2 << 20, "sapphirerapids", 577, 1024, 0)],
-)
+    ("l2_bytes", "processor", "lines", "columns", "share"),
+    [(1 << 20, "znver5", 577, 1024, (4, 2)), (2 << 20, "sapphirerapids", 577, 512, (2, 2)),
+     (2 << 20, "sapphirerapids", 255, 4096, (4, 4)), (2 << 20, "sapphirerapids", 577, 1024, None)],
+)  # fmt: skip
 def test_large_matrices_by_whole_or_long_pieces_with_a_high_latency_llc(
-    l2_bytes, processor, lines, columns, piece
+    l2_bytes, processor, lines, columns, share
 ) -> None:
-    """Each piece is on another page; where pieces would be short, reading in memory order is faster (0)."""
+    """Each piece is on another page; where pieces would be short, reading in memory order is faster (None).
+
+    A tile prefetches four cache lines, two of them contiguous where a piece has no more; of whole matrices, which are
+    transposed into shorter vectors, two.
+    """
     x = te.placeholder((28, lines, columns), "float32", "x")
     target = Target(f"llvm -mcpu=x86-64-v4 -mtune={processor} -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
     facts = TransposeFacts(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target), 32, target)
-    blocks = PackedBlocks.of(facts)
-    assert (blocks.piece if isinstance(blocks, PackedBlocks) else 0) == piece
-    assert isinstance(blocks, PackedBlocks) or isinstance(OrderedTiles.of(facts), OrderedTiles)
+    blocks = packed_blocks(facts)
+    assert (blocks.share and (blocks.share.lines, blocks.share.together) if blocks else None) == share
+    assert blocks or ordered_tiles(facts)
 
 
 @pytest.mark.parametrize("columns", [40, 255])

@@ -5,25 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from relayc import te
-from relayc.te.tir import PrimExpr
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES, PAGE_BYTES, level_of
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers
+from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES
+from relayc.topi.cpu.register_transpose import block_of
 from relayc.topi.groups import constant_size, extent_of, has_gaps, is_static
-from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from relayc import te
     from relayc.backend.target import CacheBytes, Target
-    from relayc.te.tir import Dim
+    from relayc.te.tir import Dim, PrimExpr
 
-__all__ = ["SHARES", "TransposeFacts"]
-
-SHARES = 4
-"""Parts of the work for each core, at least, for load balance."""
-
+__all__ = ["TransposeFacts"]
 
 @dataclass(frozen=True, slots=True)
 class TransposeFacts:
@@ -73,16 +67,11 @@ class TransposeFacts:
         return rows, columns
 
     @property
-    def has_gaps(self) -> bool:
-        """Whether `out` is written into a larger tensor, with gaps between its rows."""
-        return has_gaps(self.out)
-
-    @property
     def is_of_matrices(self) -> bool:
         """Whether `out` is matrices of `tensor`, each transposed: static sizes, no gaps, other dimensions in place."""
         *outer, rows, columns = self.out.shape
         exchanged = list(self.tensor.shape) == [*outer, columns, rows] and self.number == self.out.ndim - 2
-        return exchanged and is_static(outer) and not self.has_gaps
+        return exchanged and is_static(outer) and not has_gaps(self.out)
 
     @property
     def are_beyond_caches(self) -> bool:
@@ -132,14 +121,9 @@ class TransposeFacts:
         return self.stride_alignment >= CONFLICT_BYTES
 
     @property
-    def result_has_set_conflicts(self) -> bool:
-        """Whether the output's rows conflict in cache sets."""
-        return self._result_alignment >= CONFLICT_BYTES
-
-    @property
-    def is_page_strided(self) -> bool:
-        """Whether the output's rows are a multiple of pages apart."""
-        return self._result_alignment >= PAGE_BYTES
+    def result_alignment(self) -> int:
+        """The same of neighbouring rows of the output."""
+        return _alignment(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
 
     @property
     def has_unaligned_rows(self) -> bool:
@@ -151,61 +135,11 @@ class TransposeFacts:
         """`at_once` if that is whole cache lines within `width` elements; else a line."""
         return self.at_once if self.at_once % self.line == 0 and self.at_once <= width else self.line
 
-    def store(self, s: te.Schedule, column: te.IterVar, elements: int, *, tail: str = "shift") -> te.IterVar:
-        """Store so many elements at a time along a loop; returns the loop over those."""
-        vectors, vector = s[self.out].split(column, factor=elements, tail=tail)
-        s[self.out].vectorize(vector)
-        return vectors
-
-    def prefetch(
-        self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, lines: int, together: int,
-        place: Callable[[int], Callable[..., Sequence[PrimExpr]]],
-    ) -> None:  # fmt: skip
-        """Prefetch `lines` cache lines of the input in each iteration of `loop`, `together` of them contiguous.
-
-        `place` gives the index function of those from a line on. They go to L1, or to L2 if it has few fill buffers.
-        """
-        for first in range(0, lines, together):
-            count = min(together, lines - first)
-            s[stage].prefetch(self.tensor, loop, te.Prefetch(0, level_of(self.target), place(first), count))
-
-    def prefetch_ahead(self, s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int) -> None:
-        """Prefetch the input so many elements ahead of what an iteration of `loop` reads."""
-        s[stage].prefetch(self.tensor, loop, te.Prefetch(elements, level_of(self.target)))
-
-    def copied(
-        self, s: te.Schedule, *, lines_first: bool = False
-    ) -> tuple[te.Tensor, te.Tensor, te.IterVar, te.IterVar]:
-        """Add the transpose's stages: (source, transposed copy, its loop over blocks, its loop over vectors).
-
-        The source is the input, or, with `lines_first`, a copy of some of its rows. Copies are left for the caller to
-        attach.
-        """
-        readers = [op for op in operations_behind([self.out]) if self.tensor in op.input_tensors]
-        source = s.cache_read(self.tensor, "local", readers) if lines_first else self.tensor
-        copy, blocks, vectors = transpose_in_registers(s, source, readers, self.position, self.lanes)
-        if lines_first:
-            s[source].vectorize(s[source].op.axis[-1])
-        return source, copy, blocks, vectors
-
     def read_at(self, place: Sequence[PrimExpr]) -> list[PrimExpr]:
         """The input's index of element `place` of the transposed copy, whose last two dimensions are exchanged."""
         last = len(self.tensor.shape) - 1
         dims = [*[d for d in range(last) if d != self.position], last, self.position]
         return [e for _, e in sorted(zip(dims, place, strict=True), key=lambda pair: pair[0])]
-
-    def split_columns(self, s: te.Schedule, width: int) -> tuple[te.IterVar, Sequence[te.IterVar]]:
-        """Split rows of `out` at cache-line boundaries: the loop over tiles of `width`, and the loops inside of a tile.
-
-        A tile begins on a cache line of memory; it covers up to one cache line more than `width`.
-        """
-        tile, each, column = s[self.out].split_lines(width, self.line)
-        s[self.out].unroll(each)
-        return tile, (each, column)
-
-    @property
-    def _result_alignment(self) -> int:
-        return _alignment(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
 
 
 def _alignment(nbytes: int) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 from relayc import te
@@ -11,13 +10,14 @@ from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import LINE_BYTES
+from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES, PAGE_BYTES
 from relayc.topi.cpu.tiling import has_few_fill_buffers
-from relayc.topi.cpu.transposes.facts import SHARES, TransposeFacts
-from relayc.topi.groups import constant_size, is_static
+from relayc.topi.cpu.transposes.facts import TransposeFacts
+from relayc.topi.cpu.transposes.plan import SHARES, Share, Step, TransposePlan
+from relayc.topi.groups import constant_size, has_gaps, is_static
 from relayc.topi.utils import ravel_index
 
-__all__ = ["OrderedTiles", "PackedTiles", "PlainTiles"]
+__all__ = ["ordered_tiles", "packed_tiles", "tiles_along_input", "tiles_along_output"]
 
 _LINES, _LINES_IN_SETS = 1, 2
 """Cache lines written of each output row at a time: normally, and where output or input rows conflict in cache sets."""
@@ -42,9 +42,8 @@ _LINES_OF_PREFETCH = 4
 """Cache lines that one prefetch covers, contiguous; pieces are multiples of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class OrderedTiles:
-    """Blocks of `width` elements along the output's last axis, each by tiles of a cache line along `facts.number`.
+def ordered_tiles(facts: TransposeFacts) -> TransposePlan | Refused:
+    """Blocks along the output's last axis, each by tiles of a cache line along the rows.
 
     A core reads fastest what is contiguous: then the hardware prefetcher works beside the software prefetches. So a
     block of input rows, as many as fill one or two cache lines of each output row, is brought into the L2 cache in
@@ -53,112 +52,93 @@ class OrderedTiles:
     stores between them: either in one burst would stall the other. Where rows are so long that the cache doesn't hold
     such a block, a block has a piece of each; prefetches still follow the rows, while the transpose goes across.
 
-    `inside` are the output's axes whose loops run within a block; none where a block is a `piece`, in elements, of each
-    row only. Tiles are copied before they are transposed where they conflict in sets of the L1 cache and would be
-    evicted.
+    Refused where input rows are short, or not even pieces of them fit into the L2 cache.
     """
+    sizes = [*facts.out.shape, *facts.tensor.shape[facts.position + 1 :]]
+    nbytes, l2, cores = facts.row_stride * facts.tensor.dtype.nbytes, facts.caches.l2, facts.target.num_cores
+    rows, columns = facts.static_sizes
+    if not is_static(sizes) or rows < 2 * facts.line_of_input:
+        return Refused("sizes are dynamic, or input rows shorter than two cache lines")
+    if facts.has_unaligned_rows and has_gaps(facts.out):
+        return Refused("unaligned output rows with gaps between them")
+    width = max(_lines_written(facts, nbytes, l2) * facts.line, facts.lanes)
+    many = columns >= SHARES * cores * width
+    if many and _BLOCKS_OF_CACHE * width * nbytes <= l2:
+        return _ordered(facts, width, None)
+    if facts.has_unaligned_rows:
+        width = max(width, _LINES_IN_SETS * facts.line)
+    else:  # blocks of about equal size
+        width = -(-columns // (max(columns // width, 1) * facts.line)) * facts.line
+        many = constant_size(facts.out.shape) >= SHARES * cores * width * _PIECE_BYTES
+    piece = _piece(facts, width, l2)
+    if not many or piece is None:
+        return Refused(f"{columns} columns are few, or L2 doesn't hold pieces of {width} input rows")
+    return _ordered(facts, width, piece)
 
-    facts: TransposeFacts
-    width: int
-    inside: tuple[int, ...]
-    piece: int | None
 
-    @staticmethod
-    def of(facts: TransposeFacts) -> OrderedTiles | Refused:
-        """The blocks to use; refused where input rows are short, or not even pieces of them fit into the L2 cache."""
-        sizes = [*facts.out.shape, *facts.tensor.shape[facts.position + 1 :]]
-        nbytes, l2, cores = facts.row_stride * facts.tensor.dtype.nbytes, facts.caches.l2, facts.target.num_cores
-        rows, columns = facts.static_sizes
-        if not is_static(sizes) or rows < 2 * facts.line_of_input:
-            return Refused("sizes are dynamic, or input rows shorter than two cache lines")
-        if facts.has_unaligned_rows and facts.has_gaps:
-            return Refused("unaligned output rows with gaps between them")
-        width = max(_lines_written(facts, nbytes, l2) * facts.line, facts.lanes)
-        many = columns >= SHARES * cores * width
-        if many and _BLOCKS_OF_CACHE * width * nbytes <= l2:
-            return OrderedTiles(facts, width, _axes_inside(facts), None)
-        if facts.has_unaligned_rows:
-            width = max(width, _LINES_IN_SETS * facts.line)
-        else:  # blocks of about equal size
-            width = -(-columns // (max(columns // width, 1) * facts.line)) * facts.line
-            many = constant_size(facts.out.shape) >= SHARES * cores * width * _PIECE_BYTES
-        piece = _piece(facts, width, l2)
-        if not many or piece is None:
-            return Refused(f"{columns} columns are few, or L2 doesn't hold pieces of {width} input rows")
-        return OrderedTiles(facts, width, (), piece)
+def _ordered(facts: TransposeFacts, width: int, piece: int | None) -> TransposePlan:
+    """Blocks of `width` elements of whole rows or of a `piece` of each.
 
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of a tile, outermost first."""
-        facts, out = self.facts, self.facts.out
-        axes = list(s[out].op.axis)
-        row, pieces = axes[facts.number], []
-        if self.piece is not None:
-            piece, row = s[out].split(row, factor=self.piece, tail="shift")
-            pieces = [piece]
-        tile, row = s[out].split(row, factor=facts.line_of_input, tail="shift")
-        group, row = s[out].split(row, factor=facts.block)
-        if facts.has_unaligned_rows:
-            part, (vector, column) = facts.split_columns(s, self.width)
-        else:
-            part, column = s[out].split(axes[-1], factor=self.width, tail="shift")
-            fits = facts.at_once % facts.line == 0 and self.width % facts.at_once == 0
-            vector, column = s[out].split(column, factor=facts.at_once if fits else facts.line)
-        outside = [axis for n, axis in enumerate(axes[:-1]) if n != facts.number and n not in self.inside]
-        loops = [*outside, *([part, *pieces] if self.along else [*pieces, part]), *[axes[n] for n in self.inside]]
-        s[out].reorder(*loops, tile, group, row, vector, column)
-        s[out].vectorize(column)
-        s[out].pragma(tile, "overlap_iterations")
-        source, packed, _, vectors = facts.copied(s, lines_first=facts.has_set_conflicts)
-        s[packed].compute_at(s[out], tile)
-        if facts.has_set_conflicts:
-            s[source].compute_at(s[out], tile)
-        for_columns = self.width * facts.block // facts.line_of_input
-        vectors_of_columns = -(-self._lines_transposed() // facts.lanes)
-        lines = -(-for_columns // vectors_of_columns)
-        together = lines if self.piece is None else _LINES_OF_PREFETCH
-        facts.prefetch(s, packed, vectors, lines, together, partial(self._in_next_block, vectors.var, lines))
-        return loops
+    Tiles are copied before they are transposed where they conflict in sets of the L1 cache and would be evicted.
+    """
+    number, part = facts.number, Step(facts.out.ndim - 1, width)
+    along = facts.static_sizes[1] < _LEAST_BELOW * width  # few blocks are below: the next piece is of the same rows
+    if piece is None:
+        blocks = (part, *[Step(n) for n in _axes_inside(facts)])
+    else:
+        blocks = (part, Step(number, piece)) if along else (Step(number, piece), part)
+    unaligned, count = facts.has_unaligned_rows, len(blocks)
+    transposed = width + (facts.line if unaligned else 0)
+    lines = -(-(width * facts.block // facts.line_of_input) // -(-transposed // facts.lanes))
+    if piece is None:
+        share = Share(lines, lines, partial(_in_next_block, facts, width, transposed, lines))
+    else:
+        place = partial(_in_next_piece, facts, width, transposed, lines, piece, along)
+        share = Share(lines, _LINES_OF_PREFETCH, place)
+    fits = facts.at_once % facts.line == 0 and width % facts.at_once == 0
+    return TransposePlan(
+        facts, (*blocks, Step(number, facts.line_of_input), Step(number, facts.block)), outside=count, copied=count,
+        stored=() if unaligned else (facts.at_once if fits else facts.line,), aligned=unaligned, by_vectors=False,
+        lines_first=count if facts.has_set_conflicts else None, overlaps="together", share=share,
+    )  # fmt: skip
 
-    @property
-    def along(self) -> bool:
-        """Whether the next piece is that of the same rows, since few blocks are below."""
-        return self.facts.static_sizes[1] < _LEAST_BELOW * self.width
 
-    def _lines_transposed(self) -> int:
-        return self.width + (self.facts.line if self.facts.has_unaligned_rows else 0)
+def _in_next_block(
+    facts: TransposeFacts, width: int, transposed: int, lines: int, _loop: Var, vector: Var, _block: Var, first: int,
+    *place: PrimExpr,
+) -> Sequence[PrimExpr]:  # fmt: skip
+    """The place of a tile's share of the next block, of as many rows as are `transposed` with this one.
 
-    def _in_next_block(self, vector: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
-        """The index function of `lines` of the next block, from `first_line` on, prefetched with a `vector`.
+    It is as far into that block, in memory order, as the vector's columns are in theirs, one vector's behind the
+    other's.
+    """
+    index, position, shape = facts.read_at(place), facts.position, facts.tensor.shape
+    index[position] = index[position] - te.min(vector * facts.lanes, transposed - facts.lanes) + transposed
+    begin = ravel_index(index[: position + 1], shape[: position + 1]) * facts.row_stride
+    within = ravel_index(index[position + 1 :], shape[position + 1 :]) * width
+    return (begin + within + (vector * lines + first) * facts.line_of_input,)
 
-        They lie as far into that block, in memory order, as the vector's columns do in theirs, one vector's behind the
-        other's.
-        """
-        facts, transposed_lines = self.facts, self._lines_transposed()
-        shape, position, last = facts.tensor.shape, facts.position, len(facts.tensor.shape) - 1
 
-        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            index = facts.read_at(first)
-            index[position] = index[position] - te.min(vector * facts.lanes, transposed_lines - facts.lanes)
-            further = (vector * lines + first_line) * facts.line_of_input
-            if self.piece is not None:
-                piece, within = index[last] // self.piece, index[last] % self.piece * self.width + further
-                line = ravel_index([*index[:last], 0], shape) + within // self.piece * facts.row_stride
-                below, pieces = self.width * facts.row_stride, -(-constant_size(shape[last:]) // self.piece)
-                beside = te.if_then_else(piece < pieces - 1, (piece + 1) * self.piece, below)
-                following = beside if self.along else below + piece * self.piece
-                return (line + following + within % self.piece,)
-            index[position] = index[position] + transposed_lines
-            begin = ravel_index(index[: position + 1], shape[: position + 1]) * facts.row_stride
-            return (begin + ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width + further,)
-
-        return place
+def _in_next_piece(
+    facts: TransposeFacts, width: int, transposed: int, lines: int, piece: int, along: bool, _loop: Var, vector: Var,
+    _block: Var, first: int, *place: PrimExpr,
+) -> Sequence[PrimExpr]:  # fmt: skip
+    """The same of the next piece of each row: `along` the rows, otherwise below."""
+    index, position, shape = facts.read_at(place), facts.position, facts.tensor.shape
+    *outer, column = index
+    outer[position] = outer[position] - te.min(vector * facts.lanes, transposed - facts.lanes)
+    number, within = column // piece, column % piece * width + (vector * lines + first) * facts.line_of_input
+    line = ravel_index([*outer, 0], shape) + within // piece * facts.row_stride
+    below, pieces = width * facts.row_stride, -(-constant_size(shape[-1:]) // piece)
+    beside = te.if_then_else(number < pieces - 1, (number + 1) * piece, below)
+    return (line + (beside if along else below + number * piece) + within % piece,)
 
 
 def _lines_written(facts: TransposeFacts, nbytes: int, l2: int) -> int:
     """Cache lines of each output row that a block fills, where whole input rows have `nbytes` bytes each."""
     if not facts.has_unaligned_rows:  # rows of two cache lines are contiguous
         whole = facts.static_sizes[1] == _LINES_IN_SETS * facts.line
-        return _LINES_IN_SETS if facts.result_has_set_conflicts or whole else _LINES
+        return _LINES_IN_SETS if facts.result_alignment >= CONFLICT_BYTES or whole else _LINES
     wide = facts.out.dtype.nbytes >= _WIDE_NBYTES
     if wide and facts.has_set_conflicts and has_few_fill_buffers(facts.target):
         return next((n for n in _LINES_FEW_BUFFERS if _BLOCKS_OF_CACHE * n * facts.line * nbytes <= l2), _LINES)
@@ -205,82 +185,54 @@ _ROWS_AHEAD = 64
 """Prefetch distance in input rows where they don't."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTiles:
+def packed_tiles(facts: TransposeFacts) -> TransposePlan | Refused:
+    """Tiles of a cache line of columns of the input, which are transposed in L1.
+
+    Memory is slow where few bytes of many places are touched at once. So of each output row a few cache lines are
+    written at a time, with non-temporal stores. Tiles of short rows take them up whole and are contiguous; so are
+    matrices that L1 holds. Refused where the output is neither contiguous nor its rows whole cache lines, nor long.
+    """
+    (rows, columns), out = facts.static_sizes, facts.out
+    height, line = min(facts.line_of_input, rows), columns * out.dtype.nbytes
+    if facts.is_of_whole_lines:
+        batch = len(out.shape) > 2 and facts.position == len(facts.tensor.shape) - 2
+        if batch and rows * line <= facts.caches.l1:
+            return _packed(facts, rows, columns, columns, rows * columns)
+        if height * line <= facts.caches.l2 // 16:
+            return _of_whole_lines(facts, height)
+    if line >= (_LINE_PARTS if line % LINE_BYTES == 0 else _FEWEST_PARTS) * LINE_BYTES:
+        return _of_long_lines(facts, height)
+    return Refused(f"rows of {line} bytes are short, and the output is no matrices of whole cache lines")
+
+
+def _packed(
+    facts: TransposeFacts, height: int, width: int, run: int, ahead: int, *, lines_first: bool = False,
+    aligned: bool = False,
+) -> TransposePlan:  # fmt: skip
     """Tiles of `height` output rows, `width` elements of each, `run` elements of a row before the next rows.
 
-    Memory is slow where few bytes of many places are touched at once. So columns of the input, a cache line wide,
-    become tiles, which are transposed in L1; of each output row a few cache lines are written at a time, with
-    non-temporal stores. Tiles of short rows take them up whole and are contiguous; so are matrices that L1 holds.
     The prefetch distance in the input is `ahead` elements; whole rows are copied first (`lines_first`) where a cache
-    could not keep the rest of them while a part is used. `as_in_memory`: tiles of the output begin at cache lines of
-    memory.
+    could not keep the rest of them while a part is used. `aligned`: tiles of the output begin at cache lines of memory.
     """
-
-    facts: TransposeFacts
-    height: int
-    width: int
-    run: int
-    ahead: int
-    lines_first: bool = False
-    as_in_memory: bool = False
-
-    @staticmethod
-    def of(facts: TransposeFacts) -> PackedTiles | Refused:
-        """The tiles to use; refused where the output is neither contiguous nor its rows whole cache lines, nor long."""
-        (rows, columns), out = facts.static_sizes, facts.out
-        height, line = min(facts.line_of_input, rows), columns * out.dtype.nbytes
-        if facts.is_of_whole_lines:
-            batch = len(out.shape) > 2 and facts.position == len(facts.tensor.shape) - 2
-            if batch and rows * line <= facts.caches.l1:
-                return PackedTiles(facts, rows, columns, columns, rows * columns)
-            if height * line <= facts.caches.l2 // 16:
-                return _of_whole_lines(facts, height)
-        if line >= (_LINE_PARTS if line % LINE_BYTES == 0 else _FEWEST_PARTS) * LINE_BYTES:
-            return _of_long_lines(facts, height)
-        return Refused(f"rows of {line} bytes are short, and the output is no matrices of whole cache lines")
-
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of a tile, outermost first."""
-        facts, out, number = self.facts, self.facts.out, self.facts.number
-        axes = list(s[out].op.axis)
-        row_tile, row = s[out].split(axes[number], factor=self.height, tail="shift")
-        if self.as_in_memory:
-            tile, columns = facts.split_columns(s, self.width)
-            run, part = s[out].split(tile, factor=max(self.run // self.width, 1), tail="shift")
-            s[out].vectorize(columns[-1])
-        else:
-            run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
-            part, column = s[out].split(within, factor=self.width, tail="shift")
-            columns = (column,)
-        tiles = [*axes[:number], *axes[number + 1 : -1], run, row_tile]
-        s[out].reorder(*tiles, part, row, *columns)
-        column = columns[-1]
-        if not self.as_in_memory:
-            if self.width == self.run and facts.is_all_read:
-                column = s[out].fuse(row, column)
-            facts.store(s, column, facts.elements_stored(self.width))
-        source, packed, blocks, vectors = facts.copied(s, lines_first=self.lines_first)
-        s[packed].reorder(vectors, blocks)
-        s[packed].compute_at(s[out], part)
-        if self.lines_first:
-            s[source].compute_at(s[packed], vectors)
-            facts.prefetch_ahead(s, source, s[source].op.axis[facts.position], self.ahead)
-        else:  # the end of a block: one that begins in a line may end in the next
-            facts.prefetch_ahead(s, packed, blocks, self.ahead + facts.block - 1)
-        return tiles
+    last = facts.out.ndim - 1
+    return TransposePlan(
+        facts, (Step(last, run), Step(facts.number, height), Step(last, width)), outside=2, copied=2,
+        stored=() if aligned else (facts.elements_stored(width),), aligned=aligned,
+        fused=not aligned and width == run and facts.is_all_read, lines_first=-1 if lines_first else None,
+        ahead=ahead if lines_first else ahead + facts.block - 1,  # a block that begins in a line may end in the next
+    )  # fmt: skip
 
 
-def _of_whole_lines(facts: TransposeFacts, height: int) -> PackedTiles:
+def _of_whole_lines(facts: TransposeFacts, height: int) -> TransposePlan:
     """Tiles of whole output rows; wider ones, prefetched less far, where input rows conflict in cache sets."""
     rows, columns = facts.static_sizes
     lines_first = facts.has_set_conflicts and facts.tensor.dtype.nbytes == 1  # tiles of bytes have the most lines
     tiles_ahead = 1 if facts.has_set_conflicts and not lines_first else _TILES_AHEAD
     height = min(height * _TILES_AHEAD // tiles_ahead, rows)
-    return PackedTiles(facts, height, columns, columns, height * tiles_ahead, lines_first)
+    return _packed(facts, height, columns, columns, height * tiles_ahead, lines_first=lines_first)
 
 
-def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
+def _of_long_lines(facts: TransposeFacts, height: int) -> TransposePlan:
     """Tiles of so many input rows that the L2 cache keeps the rest of their cache lines.
 
     The rest is a part of the next tile where rows begin anywhere.
@@ -289,7 +241,7 @@ def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
     whole_rows = rows == facts.row_stride and rows * facts.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
     if unaligned:  # one more line is transposed, mostly in vain where there are few
         parts = _LINE_PARTS
-    elif facts.is_page_strided:
+    elif facts.result_alignment >= PAGE_BYTES:
         parts = _PARTS_APART
     else:
         parts = _PARTS_OF_WHOLE_ROWS if whole_rows else _LINE_PARTS
@@ -297,7 +249,7 @@ def _of_long_lines(facts: TransposeFacts, height: int) -> PackedTiles:
     run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
     ahead = min(_ROWS_AHEAD, max(l2 // facts.stride_alignment, facts.block)) * facts.row_stride
     height = rows if whole_rows else height
-    return PackedTiles(facts, height, width, run, ahead, facts.has_set_conflicts, unaligned)
+    return _packed(facts, height, width, run, ahead, lines_first=facts.has_set_conflicts, aligned=unaligned)
 
 
 _ROWS = 256
@@ -311,82 +263,53 @@ _RUN_BYTES = 2048
 """Bytes of an output row that these tiles take before they move on along the input's rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlainTiles:
+def tiles_along_output(facts: TransposeFacts) -> TransposePlan | Refused:
+    """Tiles along output rows; refused where the caches hold both tensors, or rows of the output are short.
+
+    Where the L2 cache could not keep input rows until they are used up, they are copied first.
+    """
+    rows, columns, nbytes = facts.rows, facts.columns, facts.out.dtype.nbytes
+    both = constant_size(facts.out.shape) * (facts.tensor.dtype.nbytes + nbytes)
+    if both <= max(facts.caches.l2, facts.caches.l3):
+        return Refused(f"the caches hold both tensors, of {both} bytes")
+    if not isinstance(rows, int) or not isinstance(columns, int) or columns * nbytes < _LONG_BYTES:
+        return Refused(f"output rows are dynamic or shorter than {_LONG_BYTES} bytes")
+    planes = facts.number < facts.out.ndim - 2
+    height = max(min(facts.line_of_input, _PLANES) if planes else facts.line_of_input, facts.block)
+    conflict = facts.caches.l2 // facts.stride_alignment < 2 * _ROWS_AHEAD
+    run = min(_RUN_BYTES // nbytes, columns)
+    return _plain(facts, height if rows >= height else facts.block, run, lines_first=conflict)
+
+
+def tiles_along_input(facts: TransposeFacts) -> TransposePlan:
+    """Tiles along input rows, of even height, enough of them for an even share to each core."""
+    rows, out, number = facts.rows, facts.out, facts.number
+    most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
+    if not isinstance(rows, int):
+        return _plain(facts, most)
+    others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
+    others *= -(-constant_size(out.shape[-1:]) // _width(facts))
+    parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
+    return _plain(facts, -(-rows // parts // facts.block) * facts.block if parts > 1 else 0)
+
+
+def _plain(facts: TransposeFacts, height: int, run: int = 0, *, lines_first: bool = False) -> TransposePlan:
     """Tiles of `height` elements of the input's rows (0: all), a cache line of each of the output's, for any transpose.
 
     They follow the input's rows or, with `run`, the output's: so many elements of each before they move on along the
-    input's. With `lines_first`, input rows are copied first: otherwise they would be evicted before they are used up.
+    input's.
     """
-
-    facts: TransposeFacts
-    height: int
-    run: int = 0
-    lines_first: bool = False
-
-    @staticmethod
-    def along_output(facts: TransposeFacts) -> PlainTiles | Refused:
-        """Tiles along output rows; refused where the caches hold both tensors, or rows of the output are short."""
-        rows, columns, nbytes = facts.rows, facts.columns, facts.out.dtype.nbytes
-        both = constant_size(facts.out.shape) * (facts.tensor.dtype.nbytes + nbytes)
-        if both <= max(facts.caches.l2, facts.caches.l3):
-            return Refused(f"the caches hold both tensors, of {both} bytes")
-        if not isinstance(rows, int) or not isinstance(columns, int) or columns * nbytes < _LONG_BYTES:
-            return Refused(f"output rows are dynamic or shorter than {_LONG_BYTES} bytes")
-        planes = facts.number < facts.out.ndim - 2
-        height = max(min(facts.line_of_input, _PLANES) if planes else facts.line_of_input, facts.block)
-        conflict = facts.caches.l2 // facts.stride_alignment < 2 * _ROWS_AHEAD
-        run = min(_RUN_BYTES // nbytes, columns)
-        return PlainTiles(facts, height if rows >= height else facts.block, run, conflict)
-
-    @staticmethod
-    def along_input(facts: TransposeFacts) -> PlainTiles:
-        """Tiles along input rows, of even height, enough of them for an even share to each core."""
-        rows, out, number = facts.rows, facts.out, facts.number
-        most = _ROWS if number == out.ndim - 2 else max(_PLANES, facts.line_of_input)
-        if not isinstance(rows, int):
-            return PlainTiles(facts, most)
-        others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
-        others *= -(-constant_size(out.shape[-1:]) // _width(facts))
-        parts = max(-(-rows // most), min(-(-SHARES * facts.target.num_cores // others), rows // facts.block))
-        return PlainTiles(facts, -(-rows // parts // facts.block) * facts.block if parts > 1 else 0)
-
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of tiles, outermost first."""
-        facts, out, number = self.facts, self.facts.out, self.facts.number
-        source, copy, _, vectors = facts.copied(s, lines_first=self.lines_first)
-        axes, width = list(s[out].op.axis), _width(facts)
-        row, column, tiles = axes[number], axes[-1], [*axes[:number], *axes[number + 1 : -1]]
-        if self.run:
-            part, column = s[out].split(column, factor=self.run, tail="shift")
-            tiles.append(part)
-        if self.height and isinstance(facts.rows, int):
-            tile, row = s[out].split(row, factor=self.height, tail="shift")
-            tiles.append(tile)
-        group, row = s[out].split(row, factor=facts.block, tail="shift")
-        if self.height and not isinstance(facts.rows, int):  # there may be fewer rows than a tile has
-            tile, group = s[out].split(group, factor=max(self.height // facts.block, 1))
-            tiles.append(tile)
-        along, column = s[out].split(column, factor=width, tail="shift")
-        s[out].reorder(*tiles, along, group, row, column)
-        if self.lines_first:
-            s[source].compute_at(s[out], along)
-        if self.run:
-            stage, loop = (source, s[source].op.axis[facts.position]) if self.lines_first else (copy, vectors)
-            facts.prefetch_ahead(s, stage, loop, _ROWS_AHEAD * facts.row_stride)
-            s[out].prefetch(out, along, te.Prefetch(width))
-        s[copy].unroll(vectors)
-        s[out].unroll(row)
-        s[out].vectorize(column)
-        s[copy].compute_at(s[out], group)
-        outside = tiles if self.run else [*tiles, along]
-        if len(outside) > 1 and not isinstance(out.shape[0], int):  # it may be a batch of one, which no cores share
-            outside = [s[out].fuse(*outside[:2]), *outside[2:]]
-        return outside
+    last, width = facts.out.ndim - 1, _width(facts)
+    around = [Step(axis, by) for axis, by in ((last, run), (facts.number, height)) if by]
+    along = len(around)
+    return TransposePlan(
+        facts, (*around, Step(last, width), Step(facts.number, facts.block)), outside=along if run else along + 1,
+        copied=along + 1, unrolled=True, lines_first=along if lines_first else None,
+        ahead=_ROWS_AHEAD * facts.row_stride if run else 0, written_ahead=width if run else 0,
+    )  # fmt: skip
 
 
 def _width(facts: TransposeFacts) -> int:
     """Elements of an output row in a tile: a cache line, or a vector or two."""
     columns, lanes = facts.columns, facts.lanes
     return next(w for w in (max(facts.line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
-

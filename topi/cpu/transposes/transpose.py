@@ -15,8 +15,9 @@ from relayc.topi.cpu.accesses import only_variable, reads
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
-from relayc.topi.cpu.transposes.packed import CopiedRuns, PackedBlocks, PackedMatrices
-from relayc.topi.cpu.transposes.tiles import OrderedTiles, PackedTiles, PlainTiles
+from relayc.topi.cpu.transposes.packed import copied_runs, packed_blocks, packed_matrices
+from relayc.topi.cpu.transposes.plan import TransposePlan
+from relayc.topi.cpu.transposes.tiles import ordered_tiles, packed_tiles, tiles_along_input, tiles_along_output
 from relayc.topi.groups import constant_size, has_gaps, is_static
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
@@ -110,13 +111,13 @@ def _transposable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     return found
 
 
-Plan = PackedBlocks | OrderedTiles | PackedMatrices | CopiedRuns | PackedTiles | PlainTiles
-_BEYOND_CACHES: tuple[tuple[str, Callable[[TransposeFacts], Plan | Refused]], ...] = (
-    ("packed blocks", PackedBlocks.of), ("ordered tiles", OrderedTiles.of), ("packed matrices", PackedMatrices.of),
-    ("copied runs", CopiedRuns.of), ("packed tiles", PackedTiles.of),
+Candidate = tuple[str, Callable[[TransposeFacts], TransposePlan | Refused]]
+_BEYOND_CACHES: tuple[Candidate, ...] = (
+    ("packed blocks", packed_blocks), ("ordered tiles", ordered_tiles), ("packed matrices", packed_matrices),
+    ("copied runs", copied_runs), ("packed tiles", packed_tiles),
 )  # fmt: skip
-_OTHERS: tuple[tuple[str, Callable[[TransposeFacts], Plan | Refused]], ...] = (
-    ("tiles along the output", PlainTiles.along_output), ("tiles along the input", PlainTiles.along_input),
+_OTHERS: tuple[Candidate, ...] = (
+    ("tiles along the output", tiles_along_output), ("tiles along the input", tiles_along_input),
 )  # fmt: skip
 """Plans in the order in which they are tried: where the caches hold neither tensor, and then for any."""
 
@@ -128,7 +129,7 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts) -> list[te.IterVar]:
     ones. Returns the loops outside of a tile, outermost first.
     """
     held, beyond_caches = Refused("sizes are dynamic, or the caches hold one of the tensors"), facts.are_beyond_caches
-    candidates: list[tuple[str, Callable[[], Plan | Refused]]] = [
+    candidates: list[tuple[str, Callable[[], TransposePlan | Refused]]] = [
         *[(name, partial(plan, facts) if beyond_caches else lambda: held) for name, plan in _BEYOND_CACHES],
         *[(name, partial(plan, facts)) for name, plan in _OTHERS],
     ]
