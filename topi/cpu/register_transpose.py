@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bindings", "block_of", "can_pack", "pack_rows", "transpose_by_shuffles", "transpose_in_registers",
-    "transpose_intrin", "transposed_vectors",
+    "transpose_intrin", "transposed_vectors", "untransposed",
 ]  # fmt: skip
 
 _BLOCK_BYTES = 16
@@ -87,19 +87,24 @@ def transpose_by_shuffles(rows: Sequence[PrimExpr], bindings: Bindings) -> list[
     return list(tile)
 
 
+def _order(ndim: int, position: int) -> list[int]:
+    """The dimensions of a tensor in the order of its transposed copy: `position` and last at the end, exchanged."""
+    return [*[d for d in range(ndim - 1) if d != position], ndim - 1, position]
+
+
+def untransposed(place: Sequence[Any], position: int) -> list[Any]:
+    """The index in a tensor of element `place` of its transposed copy, as `transpose_in_registers` makes it."""
+    order = _order(len(place), position)
+    return [place[order.index(d)] for d in range(len(place))]
+
+
 @cache
 def transpose_intrin(lanes: int, ndim: int, position: int, dtype: str) -> te.TensorIntrin:
     """T[..., r, c] = source[..., c at `position`, ..., r], for `lanes` c and a block of r; all other dimensions 1."""
     block = block_of(lanes, as_dtype(dtype))
-    shape = [lanes if i == position else block if i == ndim - 1 else 1 for i in range(ndim)]
-    source = te.placeholder(shape, dtype, name="source")
-    rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
-
-    def element(*i: Any) -> PrimExpr:
-        at = {position: i[-1], ndim - 1: i[-2], **dict(zip(rest, i, strict=False))}
-        return source(*[at[d] for d in range(ndim)])
-
-    tile = te.compute((*[1] * len(rest), block, lanes), element, name="transposed")
+    shape = [1] * (ndim - 2) + [block, lanes]
+    source = te.placeholder(untransposed(shape, position), dtype, name="source")
+    tile = te.compute(shape, lambda *i: source(*untransposed(i, position)), name="transposed")
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
         def index(buffer: Buffer, row: int, axis: int, length: int) -> tuple[PrimExpr, ...]:
@@ -125,15 +130,11 @@ def transpose_in_registers(
     along the last, and inside of it along `position`.
     """
     ndim = len(tensor.shape)
-    rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
-    order = (*rest, ndim - 1, position)
-
-    def element(source: te.Tensor, *i: Any) -> PrimExpr:
-        at = {position: i[-1], ndim - 1: i[-2], **dict(zip(rest, i, strict=False))}
-        return source(*[at[d] for d in range(ndim)])
-
-    shape = [tensor.shape[d] for d in order]
-    copy = s.cache_read_packed(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
+    order = _order(ndim, position)
+    copy = s.cache_read_packed(
+        tensor, "local", readers, [tensor.shape[d] for d in order],
+        lambda source, *i: source(*untransposed(i, position)), lambda *i: [i[d] for d in order],
+    )  # fmt: skip
     *_, row, column = s[copy].op.axis
     blocks, row = s[copy].split(row, factor=block_of(lanes, tensor.dtype), tail="shift")
     vectors, inner = s[copy].split(column, factor=lanes, tail="shift")

@@ -11,11 +11,9 @@ from relayc.topi.cpu.register_transpose import block_of
 from relayc.topi.groups import constant_size, extent_of, has_gaps, is_static
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from relayc import te
     from relayc.backend.target import CacheBytes, Target
-    from relayc.te.tir import Dim, PrimExpr
+    from relayc.te.tir import Dim
 
 __all__ = ["TransposeFacts"]
 
@@ -134,12 +132,6 @@ class TransposeFacts:
     def elements_stored(self, width: int) -> int:
         """`at_once` if that is whole cache lines within `width` elements; else a line."""
         return self.at_once if self.at_once % self.line == 0 and self.at_once <= width else self.line
-
-    def read_at(self, place: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """The input's index of element `place` of the transposed copy, whose last two dimensions are exchanged."""
-        last = len(self.tensor.shape) - 1
-        dims = [*[d for d in range(last) if d != self.position], last, self.position]
-        return [e for _, e in sorted(zip(dims, place, strict=True), key=lambda pair: pair[0])]
 
 
 def _alignment(nbytes: int) -> int:

@@ -15,6 +15,7 @@ from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var, const
 from relayc.topi.cpu.prefetch import LINE_BYTES, PAGE_BYTES, rows_of_whole_lines
+from relayc.topi.cpu.register_transpose import untransposed
 from relayc.topi.cpu.tiling import has_high_latency_llc
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.plan import SHARES, Share, Step, TransposePlan
@@ -107,7 +108,7 @@ def _in_next_piece(
     """The place of a tile's share of the next piece or matrix. Shares are contiguous, in the order of the tiles."""
     columns, line_of_input, shape = facts.static_sizes[1], facts.line_of_input, facts.tensor.shape
     blocks, vectors = -(-height // facts.block), -(-columns // facts.lanes)
-    *outer, _, row = facts.read_at(place)
+    *outer, _, row = untransposed(place, facts.position)
     begin = const(0) if piece is None else row // piece * piece
     row_block = (row - block * facts.block - begin + height - 1) // height
     line = ((row_block * vectors + vector) * blocks + block) * lines + first
@@ -180,7 +181,7 @@ def copied_runs(facts: TransposeFacts) -> TransposePlan | Refused:
     last, shape = facts.tensor.ndim - 1, facts.tensor.shape
 
     def in_next(group: Var, vector: Var, block: Var, first: int, *place: PrimExpr) -> Sequence[PrimExpr]:
-        index = facts.read_at(place)
+        index = untransposed(place, facts.position)
         number = ((group * of_vectors + vector) * of_group + block) * lines + first
         begin = index[last] - group * line - block * facts.block
         index[facts.position] = te.min(number // _LINES_OF_RUN, columns - 1)

@@ -10,8 +10,10 @@ from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.injective import schedule_injective
 from relayc.topi.cpu.prefetch import CONFLICT_BYTES
-from relayc.topi.cpu.register_transpose import block_of, transpose_in_registers, transposed_vectors
+from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.tiling import vector_lanes
+from relayc.topi.cpu.transposes.facts import TransposeFacts
+from relayc.topi.cpu.transposes.plan import Step, TransposePlan
 from relayc.topi.groups import constant_size, inline_injective, is_static
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.tag import PACK
@@ -40,22 +42,16 @@ def schedule_panel_rows(outs: list[te.Tensor], anchor: te.Operation, target: Tar
         return schedule_injective(outs, anchor, target)
     s = te.create_schedule([out.op])
     (rows,) = anchor.input_tensors
-    source = None if _are_copied(rows, depth) else rows.op.input_tensors[0]
-    inline_injective(s, outs, keep=[rows.op] if source is None else [])
-    *outer, step, lane = s[out].op.axis
+    copied = _are_copied(rows, depth)
+    inline_injective(s, outs, keep=[rows.op] if copied else [])
     most = int(_ROWS_OF_L1 * target.cache_bytes.l1) // (constant_size([width]) * out.dtype.nbytes)
-    chunk, within = s[out].split(step, factor=min(max(most // block, 1) * block, depth), tail="shift")
-    group, within = s[out].split(within, factor=block, tail="shift")
-    s[out].reorder(*outer, chunk, group, within, lane)
-    each = s[out].fuse(*outer, chunk)
+    chunk, number = min(max(most // block, 1) * block, depth), out.ndim - 2
+    tensor = rows if copied else rows.op.input_tensors[0]
+    facts = TransposeFacts(out, number, tensor, tensor.ndim - 2, lanes, lanes, target)
+    steps = Step(number, chunk), Step(number, block)
+    each = s[out].fuse(*TransposePlan(facts, steps, outside=1, copied=1, unrolled=True).apply(s))
     parallel(s, out, each, _COST * constant_size(out.shape), vector_lanes(target))
-    s[out].unroll(within)
-    s[out].vectorize(lane)
-    tensor, reader = (rows, out.op) if source is None else (source, rows.op)
-    transposed, _, vectors = transpose_in_registers(s, tensor, [reader], tensor.ndim - 2, lanes)
-    s[transposed].unroll(vectors)
-    s[transposed].compute_at(s[out], group)
-    if source is None:
+    if copied:
         vectorize_elements(s, rows, s[rows].op.axis[-1], min(depth, most), vector_lanes(target, rows.dtype.nbytes))
         s[rows].compute_at(s[out], each)
     return s

@@ -11,6 +11,7 @@ from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES, PAGE_BYTES
+from relayc.topi.cpu.register_transpose import untransposed
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.plan import SHARES, Share, Step, TransposePlan
@@ -112,7 +113,7 @@ def _in_next_block(
     It is as far into that block, in memory order, as the vector's columns are in theirs, one vector's behind the
     other's.
     """
-    index, position, shape = facts.read_at(place), facts.position, facts.tensor.shape
+    index, position, shape = untransposed(place, facts.position), facts.position, facts.tensor.shape
     index[position] = index[position] - te.min(vector * facts.lanes, transposed - facts.lanes) + transposed
     begin = ravel_index(index[: position + 1], shape[: position + 1]) * facts.row_stride
     within = ravel_index(index[position + 1 :], shape[position + 1 :]) * width
@@ -124,7 +125,7 @@ def _in_next_piece(
     _block: Var, first: int, *place: PrimExpr,
 ) -> Sequence[PrimExpr]:  # fmt: skip
     """The same of the next piece of each row: `along` the rows, otherwise below."""
-    index, position, shape = facts.read_at(place), facts.position, facts.tensor.shape
+    index, position, shape = untransposed(place, facts.position), facts.position, facts.tensor.shape
     *outer, column = index
     outer[position] = outer[position] - te.min(vector * facts.lanes, transposed - facts.lanes)
     number, within = column // piece, column % piece * width + (vector * lines + first) * facts.line_of_input
