@@ -19,6 +19,7 @@ from relayc.relay.analysis import body_order
 from relayc.relay.bind_sizes import with_dims
 from relayc.relay.expr import Call, Function
 from relayc.relay.op.base import OpDef, OpPattern
+from relayc.relay.op.nn.dense_bits import DenseBlocks
 from relayc.relay.sizes import is_at_least, normal, size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType
@@ -60,7 +61,10 @@ class CanonicalSizes:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
+        if _has_groups(function):
+            sizes = list({terms.number(d): d for d in lengths}.values())
+        else:
+            sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -192,6 +196,13 @@ def _tiles_pixels(function: Function) -> bool:
     """Does it contain a convolution whose register tiles cover all pixels as one dimension?"""
     calls = [e for e in body_order(function) if isinstance(e, Call)]
     return any(isinstance(call.op, OpDef) and call.op.tiles_pixels for call in calls)
+
+
+def _has_groups(function: Function) -> bool:
+    """Does it multiply groups of rows with weights of experts? Their number and length are formulas of the same sizes,
+    and no loop needs to know of which; each is a variable."""
+    calls = [e for e in body_order(function) if isinstance(e, Call)]
+    return any(isinstance(call.op, DenseBlocks) and call.op.experts > 0 for call in calls)
 
 
 class _Terms:

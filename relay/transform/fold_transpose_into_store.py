@@ -247,7 +247,7 @@ def _anchor(call: Call) -> Call | None:
         return product
     if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
         return None
-    return product if getattr(product.op, "groups", 1) == 1 else None
+    return product if getattr(product.op, "groups", 1) == 1 and not getattr(product.op, "experts", 0) else None
 
 
 def _is_depthwise(call: Call) -> bool:

@@ -17,7 +17,7 @@ from relayc.relay.transform.builders import reshaped
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.te.ir import PassContext
 from relayc.te.tir import as_int
-from relayc.topi.cpu.tiling import has_byte_products
+from relayc.topi.cpu.tiling import has_byte_products, vector_lanes
 
 __all__ = ["LowerDenseBits"]
 
@@ -34,7 +34,8 @@ class LowerDenseBits(FunctionPass):
 
     Where the option "relay.activations" says so, or by default the operator, the data become int8 first, by the largest
     magnitude of each block, as onnxruntime does it at accuracy_level 4. Products of the same data share that
-    (`EliminateCommonSubexpr`). Those with codes of a table stay floats.
+    (`EliminateCommonSubexpr`). Those with codes of a table stay floats. Where a vector holds a value of each code,
+    floats without zero points have such a table: a selection takes the place of a mask and a conversion.
     """
 
     target: Target
@@ -53,21 +54,24 @@ class LowerDenseBits(FunctionPass):
         return rewrite_calls(function, lower)
 
     def _lowered(self, call: Call, op: DenseBits, to_int8: bool) -> Expr:
-        data, codes, scales, *last = call.args
+        data, codes, scales, *rest = call.args
+        zeros, table, chosen = op.split(rest)
         x = data if data.dtype == "float32" else elementwise.cast(data, "float32")
-        blocks, zeros = scales.tensor_type.static_shape[1], [] if op.has_table else last
-        made = DenseBlocks(units=op.units, bits=op.bits, has_zeros=bool(zeros), has_table=op.has_table,
-                           in_16_bits=to_int8 and not has_byte_products(self.target))  # fmt: skip
-        unit = 1.0 if zeros else float(1 << (op.bits - 1))
+        if not to_int8 and zeros is table is None and 1 << op.bits <= vector_lanes(self.target):
+            table = Constant(np.arange(1 << op.bits, dtype=np.float32) - (1 << (op.bits - 1)))
+        blocks = scales.tensor_type.static_shape[1]
+        made = DenseBlocks(units=op.units, bits=op.bits, has_zeros=zeros is not None, has_table=table is not None,
+                           in_16_bits=to_int8 and not has_byte_products(self.target), experts=op.experts)  # fmt: skip
+        unit = 1.0 if zeros is not None else float(1 << (op.bits - 1))
+        data_scales: Expr | None = None
+        sums: Expr | None = None
         if to_int8:
-            values, data_scales, sums = _quantized(x, blocks, unit)
-            result = made(values, codes, scales, sums, data_scales, *zeros, span=call.span)
-        elif op.has_table:
-            result = made(x, codes, scales, *last, span=call.span)
-        else:
+            x, data_scales, sums = _quantized(x, blocks, unit)
+        elif table is None:
             sums = reduce.sum(_in_blocks(x, blocks), axis=-1)
-            sums = sums if zeros else broadcast.multiply(sums, Constant(np.array(unit, np.float32)))
-            result = made(x, codes, scales, sums, *zeros, span=call.span)
+            sums = sums if zeros is not None else broadcast.multiply(sums, Constant(np.array(unit, np.float32)))
+        others = [e for e in (sums, data_scales, zeros, table, chosen) if e is not None]
+        result = made(x, codes, scales, *others, span=call.span)
         return result if call.dtype == "float32" else elementwise.cast(result, str(call.dtype))
 
 

@@ -7,6 +7,7 @@ of its bytes, the others in the high halves, so that a mask makes each four an o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from relayc.te.dtype import INT32
 from relayc.te.tir import Dim, Let, PrimExpr, Var, as_dim, as_int
 from relayc.te.tir.ops import bitwise_and, right_shift
 from relayc.topi.indexing import inside
-from relayc.topi.nn.dense import as_rows, first_columns, rounded, with_rows
+from relayc.topi.nn.dense import as_rows, batch_matmul, first_columns, rounded, with_rows
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import accumulator_type
 
@@ -45,6 +46,8 @@ class BlockWeights:
     """the columns N"""
     bits: int
     table: Tensor | None = None
+    chosen: Tensor | None = None
+    """the expert (T,) of each group of rows, whose panels follow those of the experts before it"""
 
     @property
     def width(self) -> int:
@@ -60,6 +63,16 @@ class BlockWeights:
     def blocks(self) -> int:
         """Blocks of a column."""
         return _size(self.scales.shape[1])
+
+    @property
+    def panels(self) -> int:
+        """Panels of the columns, of one expert if there are several."""
+        return -(-self.units // self.width)
+
+    def panel(self, group: Sequence[Any], column: Any) -> PrimExpr:
+        """The panel of a column, for the group of rows () or (t,)."""
+        panel = column // self.width
+        return panel if self.chosen is None else te.cast("int32", self.chosen(*group)) * self.panels + panel
 
     def code(self, panel: Any, k: Any, lane: Any) -> PrimExpr:
         """Weight k of a column, as stored: an int32 from 0."""
@@ -96,8 +109,18 @@ def _size(dim: Dim) -> int:
 
 
 def dense_bits(data: Tensor, weights: BlockWeights) -> Tensor:
-    """data (..., K) times weights: (..., N), each weight converted where it is used. For any target."""
+    """data (..., K) times weights: (..., N), each weight converted where it is used. For any target.
+
+    Data of several experts are groups of rows (T, rows, K).
+    """
     wide = accumulator_type(data.dtype)
+    if weights.chosen is not None:
+
+        def of_expert(t: Any, n: Any, at: Any) -> PrimExpr:
+            return te.cast(data.dtype, weights.real(weights.panel((t,), n), at, n % weights.width, wide))
+
+        shape = (data.shape[0], as_dim(weights.units), as_dim(weights.depth))
+        return batch_matmul(data, te.compute(shape, of_expert, name="weights", tag=INJECTIVE), transpose_b=True)
     k = te.reduce_axis((0, weights.depth), name="k")
 
     def weight(n: Any, at: Any) -> PrimExpr:
@@ -169,33 +192,37 @@ def dense_blocks(
     weights with a table, whose values stand for codes[b] and have no zero point. The data are
     float32; or, with `data_scales` (..., blocks), int32 words of four signed bytes (..., K / 4) in units of these
     scales. `in_16_bits` is for processors that add products of bytes in 16 bits (no VNNI): eight products are one step,
-    and the halves of 8-bit codes are multiplied separately, so that no sum overflows.
+    and the halves of 8-bit codes are multiplied separately, so that no sum overflows. Data of several experts are
+    groups of rows (T, rows, ...).
     """
-    panels, nr = weights.codes.shape[0], weights.width
-    rows, row_sums = as_rows(data), None if sums is None else as_rows(sums)
-    row_scales = None if data_scales is None else as_rows(data_scales)
+    lead, nr = data.shape[:-1], weights.width
+    if weights.chosen is None:
+        data, sums, data_scales = as_rows(data), sums and as_rows(sums), data_scales and as_rows(data_scales)
     b = te.reduce_axis((0, weights.blocks), name="b")
-    products = _block_sums(rows, weights, row_scales is not None, in_16_bits)
+    products = _block_sums(data, weights, data_scales is not None, in_16_bits)
 
-    def body(m: Any, n: Any) -> PrimExpr:
-        panel, lane = n // nr, n % nr
-        value = products(m, b, n)
-        if row_scales is not None:
-            value = te.cast("float32", value) * row_scales(m, b)
-        if row_sums is not None:
-            offset = row_sums(m, b)
+    def body(*i: Any) -> PrimExpr:
+        *row, n = i
+        panel, lane = weights.panel(row[:-1], n), n % nr
+        value = products(*row, b, n)
+        if data_scales is not None:
+            value = te.cast("float32", value) * data_scales(*row, b)
+        if sums is not None:
+            offset = sums(*row, b)
             if weights.zeros is not None:
                 offset = offset * te.cast("float32", weights.zeros(panel, b, lane))
             value = value - offset
         return te.sum(value * weights.scale(panel, b, lane), axis=b)
 
-    shape, attrs = (rows.shape[0], as_dim(panels * nr)), {"block": nr, "groups": 1}
-    result = first_columns(te.compute(shape, body, name="dense", tag="dense_blocks", attrs=attrs), weights.units)
-    return with_rows(result, data.shape[:-1])
+    shape = (*data.shape[:-1], as_dim(weights.panels * nr))
+    attrs = {"block": nr, "groups": 1, "panel": weights.panel, "panels": weights.panels}
+    tag = "dense_blocks" if weights.chosen is None else "routed_blocks"
+    result = first_columns(te.compute(shape, body, name="dense", tag=tag, attrs=attrs), weights.units)
+    return result if weights.chosen is not None else with_rows(result, lead)
 
 
-def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits: bool) -> Tensor:
-    """The products of rows (M, K) and codes, summed over each block: (M, blocks, columns).
+def _block_sums(data: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits: bool) -> Tensor:
+    """The products of data (..., K) and codes, summed over each block: (..., blocks, columns).
 
     What it reads of the codes is a tensor of its own where they are converted, for a schedule to place.
     """
@@ -204,9 +231,11 @@ def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits
     k = te.reduce_axis((0, per_block // at_once), name="k")
     codes = _converted(weights, are_bytes)
 
-    def body(m: Any, b: Any, n: Any) -> PrimExpr:
+    def body(*i: Any) -> PrimExpr:
+        *row, b, n = i
         steps = [b * per_block + k * at_once + i for i in range(at_once)]
-        x, code = [rows(m, step) for step in steps], [codes(n // nr, step, n % nr) for step in steps]
+        x = [data(*row, step) for step in steps]
+        code = [codes(*row[:-1], n // nr, step, n % nr) for step in steps]
         if not are_bytes:
             return te.sum(x[0] * code[0], axis=k)
         if not in_16_bits:
@@ -216,18 +245,29 @@ def _block_sums(rows: Tensor, weights: BlockWeights, are_bytes: bool, in_16_bits
         low, high = [[bitwise_and(right_shift(c, shift), LOW_HALVES) for c in code] for shift in (0, 4)]
         return te.sum(te.dot8(low[0], x[0], low[1], x[1]) + te.dot8(high[0], x[0], high[1], x[1]) * 16, axis=k)
 
-    shape = (rows.shape[0], as_dim(weights.blocks), as_dim(weights.codes.shape[0] * nr))
+    shape = (*data.shape[:-1], as_dim(weights.blocks), as_dim(weights.panels * nr))
     return te.compute(shape, body, name="block_sums", tag="block_sums")
 
 
 def _converted(weights: BlockWeights, to_bytes: bool) -> Tensor:
-    """The codes as operands: words of four bytes (panels, K / 4, NR), or float32 (panels, K, NR)."""
-    if to_bytes and weights.bits == 8:
+    """The codes as operands: words of four bytes (panels, K / 4, NR), or float32 (panels, K, NR).
+
+    Those of experts (T, panels, ...) for each group of rows.
+    """
+    if to_bytes and weights.bits == 8 and weights.chosen is None:
         return weights.codes
 
-    def floats(*i: Any) -> PrimExpr:
-        return te.cast("float32", weights.code(*i)) if weights.table is None else weights.table(weights.code(*i))
+    def operand(panel: Any, step: Any, lane: Any) -> PrimExpr:
+        if to_bytes:
+            return weights.four_codes(panel, step, lane)
+        code = weights.code(panel, step, lane)
+        return te.cast("float32", code) if weights.table is None else weights.table(code)
 
+    def body(*i: Any) -> PrimExpr:
+        *group, panel, step, lane = i
+        return operand(weights.panel(group, panel * weights.width), step, lane)
+
+    groups = () if weights.chosen is None else weights.chosen.shape
     steps = weights.depth // 4 if to_bytes else weights.depth
-    shape = (weights.codes.shape[0], as_dim(steps), as_dim(weights.width))
-    return te.compute(shape, weights.four_codes if to_bytes else floats, name="codes", tag="widened_weights")
+    shape = (*groups, as_dim(weights.panels), as_dim(steps), as_dim(weights.width))
+    return te.compute(shape, body, name="codes", tag="widened_weights")

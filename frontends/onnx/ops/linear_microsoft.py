@@ -17,7 +17,7 @@ from relayc.relay.expr import Constant, Expr
 from relayc.relay.stored import fetched
 from relayc.relay.type import dims_match
 
-__all__ = ["unpacked", "unpacked_zeros"]
+__all__ = ["constant_of", "in_4_bits", "unpacked", "unpacked_zeros"]
 
 
 def fused_mat_mul(node: OnnxNode) -> Expr:
@@ -129,7 +129,7 @@ def mat_mul_bnb4(node: OnnxNode) -> Expr:
     values = _NF4 if kind else (*_FP4, *[-v for v in _FP4])
     packed, largest = _sized(node, 1, ((count + 1) // 2,), "B"), _sized(node, 2, (-(-count // size),), "the magnitudes")
     is_transposed = node.attr_bool("transB", True)
-    codes, scales = _constant(node.get(1)), _constant(node.get(2))
+    codes, scales = constant_of(node.get(1)), constant_of(node.get(2))
     if codes is not None and scales is not None and is_transposed and depth % size == 0 and size % 8 == 0:
         first_low = (codes >> np.uint8(4) | codes << np.uint8(4)).reshape(rows, depth // 2)
         table = np.array(values, np.float32)
@@ -202,7 +202,7 @@ class _Blocks:
         """
         node, shape = self.node, (self.columns, self.blocks)
         to_int8 = node.attr_int("accuracy_level", 0) == 4
-        codes, scales, zeros = [_constant(node.get(index)) for index in (1, 2, 3)]
+        codes, scales, zeros = [constant_of(node.get(index)) for index in (1, 2, 3)]
         if codes is None or scales is None or (zeros is None and node.get(3) is not None):
             return None
         if zeros is not None:
@@ -210,17 +210,18 @@ class _Blocks:
         codes, scales, bits = codes.reshape(self.columns, -1), scales.reshape(shape), self.bits
         if bits == 2:
             zeros = np.full(shape, 2, np.uint8) if zeros is None else zeros
-            codes, bits = _in_4_bits(codes), 4
+            codes, bits = in_4_bits(codes), 4
         return op.nn.dense_bits(node[0], codes, scales, zeros, bits, int8_activations=to_int8)
 
 
-def _constant(x: Expr | None) -> np.ndarray[Any, Any] | None:
+def constant_of(x: Expr | None) -> np.ndarray[Any, Any] | None:
+    """The value of a constant; None for other expressions."""
     return fetched(x) if isinstance(x, Constant) else None
 
 
-def _in_4_bits(packed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def in_4_bits(packed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Codes of 2 bits, four in a byte, as codes of 4 bits, two in a byte."""
-    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(packed), -1)
+    pairs = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(*packed.shape[:-1], -1)
     return pairs & np.uint8(3) | (pairs & np.uint8(12)) << np.uint8(2)
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to, transposed
-from relayc.frontends.onnx.ops.linear_microsoft import unpacked
+from relayc.frontends.onnx.ops.linear_microsoft import constant_of, in_4_bits, unpacked, unpacked_zeros
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
-from relayc.relay.expr import Expr, const
-from relayc.relay.sizes import dims_match, product
-from relayc.te.tir import Dim
+from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.sizes import add_sizes, dims_match, floor_divide, normal, product
+from relayc.te.tir import Dim, as_dim
+from relayc.te.tir.ops import minimum
+
+Array = np.ndarray[Any, Any]
 
 FEW_TOKENS = 16
 """Most tokens for which only the weights of the chosen experts are gathered; also used for a dynamic number."""
@@ -24,7 +31,70 @@ _SEPARATE, _INTERLEAVED, _SIDE_BY_SIDE = range(3)
 """Layout of the two halves of SwiGLU, by `swiglu_fusion`."""
 
 
-@dataclass(frozen=True, slots=True)
+class _Packed(NamedTuple):
+    """Codes [experts, N, K * bits / 8], scales and zero points [experts, N, blocks]."""
+
+    codes: Array
+    scales: Array
+    zeros: Array | None
+    bits: int
+
+
+class _Groups(NamedTuple):
+    """Rows of tokens in groups of one expert each."""
+
+    tokens: Expr
+    """the token of each row [T, rows]; any token where the expert has no more"""
+    expert: Expr
+    """the expert of each group [T]"""
+    places: Expr
+    """where in all groups the rows of each token lie, [tokens * chosen]"""
+
+    @staticmethod
+    def of(which: Expr, tokens: Dim, chosen: int, experts: int) -> _Groups:
+        """The groups for the experts `which` [tokens * chosen] are chosen."""
+        count = product((tokens, chosen))
+        order = op.argsort(which, dtype="int64")
+        rows, groups = _sizes(count, experts)
+        if rows == 1:
+            owner = op.floor_divide(order, const(chosen, "int64"))
+            expert = op.take(which, order, axis=0, mode="fast")
+            return _Groups(op.expand_dims(owner, 1), expert, op.argsort(order, dtype="int64"))
+        length = op.size_tensor([rows], ())
+        one_hot = op.cast(op.equal(op.expand_dims(which, 1), counted(experts)), "int64")
+        own = op.sum(one_hot, axis=0)
+        of_expert = op.floor_divide(op.add(own, op.subtract(length, const(1, "int64"))), length)
+        ends = op.cumsum(of_expert, axis=0)
+        shift = op.subtract(op.multiply(op.subtract(ends, of_expert), length), op.subtract(op.cumsum(own, axis=0), own))
+        done = op.less_equal(op.expand_dims(ends, 0), op.expand_dims(counted(groups), 1))
+        expert = op.minimum(op.sum(op.cast(done, "int64"), axis=1), const(experts - 1, "int64"))
+        first = op.subtract(op.multiply(counted(groups), length), op.take(shift, expert, axis=0, mode="fast"))
+        row = op.add(op.expand_dims(first, 1), counted(rows))
+        last = op.size_tensor([add_sizes(count, -1)], ())
+        row = op.maximum(op.minimum(row, last), const(0, "int64"))
+        owner = op.floor_divide(op.take(order, row, axis=0, mode="fast"), const(chosen, "int64"))
+        places = op.add(op.argsort(order, dtype="int64"), op.take(shift, which, axis=0, mode="fast"))
+        return _Groups(owner, expert, places)
+
+
+_LENGTHS = ((4, 2), (8, 6))
+"""Rows of a group, which share the unpacking of weights, from so many rows for each expert on; with fewer, groups are
+single rows. (8 of 1024 x 1024, 4 bits, floats, an Emerald Rapids.)"""
+
+
+def _sizes(rows: Dim, experts: int) -> tuple[Dim, Dim]:
+    """The rows of a group, and the number of groups that is enough however `rows` are distributed over experts."""
+    chosen: tuple[Dim, Dim] = (1, rows)
+    before = chosen
+    for longer, each in _LENGTHS:
+        these = longer, floor_divide(add_sizes(rows, experts * (longer - 1)), longer)
+        many = normal(as_dim(minimum(floor_divide(rows, each * experts), 1)))
+        steps = [product((many, add_sizes(new, product((-1, old))))) for new, old in zip(these, before, strict=True)]
+        chosen, before = (add_sizes(chosen[0], steps[0]), add_sizes(chosen[1], steps[1])), these
+    return chosen
+
+
+@dataclass(frozen=True)
 class _Layer:
     """One layer: weights [experts, columns, depth] and bias [experts, columns].
 
@@ -37,6 +107,8 @@ class _Layer:
     scales: Expr | None = None
     zeros: Expr | None = None
     bits: int = 0
+    int8_activations: bool = False
+    """whether the model lets data be quantised to int8: at accuracy_level 4, and 8-bit blocks at every level"""
 
     def of_experts(self, x: Expr) -> Expr:
         """Apply every expert to rows x [T, K] or [experts, T, K]: [experts, T, N]."""
@@ -44,6 +116,32 @@ class _Layer:
         rows = x if len(x.shape) == 3 else op.expand_dims(x, 0)
         result = op.nn.matmul(rows, transposed(weights, (0, 2, 1)))
         return result if self.bias is None else op.add(result, op.expand_dims(self.bias, 1))
+
+    @cached_property
+    def packed(self) -> _Packed | None:
+        """Constant weights of 4 and 8 bits, those of 2 bits in 4, in blocks of whole words; None for others."""
+        codes, scales, zeros = [None if part is None else constant_of(part)
+                                for part in (self.weights, self.scales, self.zeros)]  # fmt: skip
+        if codes is None or scales is None or (zeros is None and self.zeros is not None):
+            return None
+        depth = codes.shape[2] * 8 // self.bits
+        if depth % (8 * scales.shape[2]):
+            return None
+        if zeros is not None:
+            experts, columns, blocks = scales.shape
+            zeros = unpacked_zeros(zeros, (experts * columns, blocks), self.bits).reshape(scales.shape)
+        if self.bits != 2:
+            return _Packed(codes, scales, zeros, self.bits)
+        zeros = np.full(scales.shape, 2, np.uint8) if zeros is None else zeros
+        return _Packed(in_4_bits(codes), scales, zeros, 4)
+
+    def of_groups(self, x: Expr, expert: Expr) -> Expr:
+        """Apply to each group of rows x [T, rows, K] its expert [T]: [T, rows, N]. Weights are `packed`."""
+        assert self.packed is not None
+        result = op.nn.routed_bits(x, expert, *self.packed, int8_activations=self.int8_activations)
+        if self.bias is None:
+            return result
+        return op.add(result, op.expand_dims(op.take(self.bias, expert, axis=0, mode="fast"), 1))
 
     def of_rows(self, x: Expr, expert: Expr) -> Expr:
         """Apply to each row of x [R, K] its expert [R]: [R, N]. Gathers the weights of these experts only."""
@@ -95,7 +193,7 @@ def q_moe(node: OnnxNode) -> Expr:
         raise node.unsupported(f"weights of quant_type {kind!r}", expected="'int'")
     if node.attr_int("weights_prepacked", -1) > 0:
         raise node.unsupported("weights laid out for one GPU (weights_prepacked)", expected="0")
-    node.attrs.ignore("accuracy_level")  # a hint for reduced precision
+    to_int8 = node.attr_int("accuracy_level", 0) == 4
     for index in range(15, 21):
         if node.get(index) is not None:
             raise node.unsupported(f"scales of other quantizations (input {index})", expected="the input left out")
@@ -103,11 +201,12 @@ def q_moe(node: OnnxNode) -> Expr:
     layers: list[_Layer | None] = []
     for number, first in enumerate((2, 5, 8)):
         own = node.attr_int(f"fc{number + 1}_expert_weight_bits", 0) or bits
-        layers.append(None if node.get(first) is None else _quantized_layer(node, first, 11 + number, own, size))
+        layers.append(None if node.get(first) is None else
+                      _quantized_layer(node, first, 11 + number, own, size, to_int8=to_int8))  # fmt: skip
     return _mixture(node, layers, node.get(14))
 
 
-def _quantized_layer(node: OnnxNode, first: int, zeros: int, bits: int, size: int) -> _Layer:
+def _quantized_layer(node: OnnxNode, first: int, zeros: int, bits: int, size: int, *, to_int8: bool) -> _Layer:
     require_rank(node, first, 3, 3)
     if bits not in (2, 4, 8) or node.dtype(first) != "uint8" or node.get(first + 1) is None:
         raise node.unsupported(f"weights {node.type(first)} of {bits} bits", expected="uint8 of 2, 4 or 8, and scales")
@@ -125,9 +224,15 @@ def _quantized_layer(node: OnnxNode, first: int, zeros: int, bits: int, size: in
             raise node.unsupported("zero points of whole columns", expected="zero points of blocks")
         if points_shape not in ((experts, columns), (experts, columns, stored)):
             raise node.error(f"zero points {list(points_shape)}", expected=f"{[experts, columns, stored]}")
-        points = reshape_to(points, (experts, columns, stored))
-    laid = reshape_to(node[first + 1], (experts, columns, blocks))
-    return _Layer(node[first], node.get(first + 2), laid, points, bits)
+        points = _laid(points, (experts, columns, stored))
+    laid = _laid(node[first + 1], (experts, columns, blocks))
+    return _Layer(node[first], node.get(first + 2), laid, points, bits, size > 0 and (to_int8 or bits == 8))
+
+
+def _laid(x: Expr, shape: tuple[int, ...]) -> Expr:
+    """`x` reshaped; a constant stays one."""
+    values = constant_of(x)
+    return reshape_to(x, shape) if values is None else Constant(values.reshape(shape))
 
 
 def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -> Expr:
@@ -146,7 +251,16 @@ def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -
     x = reshape_to(node[0], (tokens, shape[-1]))
     weights, which = _routed(node, chosen, shares)
     activation = _Activation(node, gate is not None)
-    if isinstance(tokens, int) and tokens > FEW_TOKENS and experts < MANY_EXPERTS * chosen:
+    if all(layer is None or layer.packed is not None for layer in layers):
+        groups = _Groups.of(reshape_to(which, (product((tokens, chosen)),)), tokens, chosen, experts)
+        rows = op.take(x, groups.tokens, axis=0, mode="fast")
+        other = None if gate is None else gate.of_groups(rows, groups.expert)
+        hidden = activation(expand.of_groups(rows, groups.expert), other)
+        results = contract.of_groups(hidden, groups.expert)
+        results = reshape_to(results, (product(results.shape[:2]), results.shape[2]))
+        results = op.take(results, reshape_to(groups.places, (tokens, chosen)), axis=0, mode="fast")
+        result = op.sum(op.multiply(results, op.expand_dims(weights, 2)), axis=1)
+    elif isinstance(tokens, int) and tokens > FEW_TOKENS and experts < MANY_EXPERTS * chosen:
         hidden = activation(expand.of_experts(x), None if gate is None else gate.of_experts(x))
         results = contract.of_experts(hidden)
         share = op.sum(op.multiply(_one_hot(which, experts, str(x.dtype)), op.expand_dims(weights, 2)), axis=1)

@@ -16,7 +16,7 @@ from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.type import TensorType, TupleType, Type, dims_match
 from relayc.topi.nn.dense_bits import LARGEST_CODE, SMALLEST_MAGNITUDE, BlockWeights
 
-__all__ = ["DenseBits", "DenseBlocks", "QuantizeBlocks", "TakeBits", "dense_bits", "take_bits"]
+__all__ = ["DenseBits", "DenseBlocks", "QuantizeBlocks", "TakeBits", "dense_bits", "routed_bits", "take_bits"]
 
 _T = TypeVar("_T")
 PANEL = 16
@@ -30,6 +30,7 @@ class _BlockProduct(OpDef):
 
     units: int
     bits: int
+    experts: int = 0
 
     def _check_weights(
         self, depth: object, codes: TensorType, scales: TensorType, zeros: TensorType | None,
@@ -54,14 +55,36 @@ class _BlockProduct(OpDef):
             return False
         panels, height, nr = codes.static_shape
         blocks = scales.static_shape[1]
-        holds = (panels - 1) * nr < self.units <= panels * nr and scales.static_shape == (panels, blocks, nr)
+        panels_of_one, left = divmod(panels, max(self.experts, 1))
+        holds = not left and (panels_of_one - 1) * nr < self.units <= panels_of_one * nr
+        holds = holds and scales.static_shape == (panels, blocks, nr)
         whole = height * 32 // self.bits % blocks == 0 and height * 32 // self.bits // blocks % 8 == 0
         return holds and whole and dims_match(depth, height * 32 // self.bits)  # type: ignore[arg-type]
 
     def _weights(
-        self, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None, table: te.Tensor | None = None
-    ) -> BlockWeights:
-        return BlockWeights(codes, scales, zeros, self.units, self.bits, table)
+        self, codes: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None, table: te.Tensor | None = None,
+        chosen: te.Tensor | None = None,
+    ) -> BlockWeights:  # fmt: skip
+        return BlockWeights(codes, scales, zeros, self.units, self.bits, table, chosen)
+
+    def _check_groups(self, data: TensorType, chosen: TensorType | None) -> None:
+        """(C6) of `DenseBits`."""
+        if chosen is None:
+            return
+        fits = data.ndim == 3 and chosen.ndim == 1 and dims_match(data.shape[0], chosen.shape[0])
+        require(fits and chosen.dtype.is_integral, f"(C6) experts {chosen} of data {data}; expected one for each group")
+
+    def _and_chosen(self, inputs: Sequence[_T]) -> tuple[list[_T], _T | None]:
+        """The last inputs, and the experts of the groups if there are several."""
+        require(not self.experts or bool(inputs), "(C6) no experts of the groups; expected them last")
+        return (list(inputs[:-1]), inputs[-1]) if self.experts else (list(inputs), None)
+
+    def _products(self, x: Array, weights: Array, chosen: Array | None) -> Array:
+        """x (..., K) times weights (N, K) in float64; x (T, rows, K) times weights (experts * N, K) of those chosen."""
+        if chosen is None:
+            return x.astype(np.float64) @ weights.T.astype(np.float64)
+        of_experts = weights.reshape(self.experts, -1, weights.shape[-1]).swapaxes(1, 2).astype(np.float64)
+        return x.astype(np.float64) @ of_experts[chosen]
 
     def real_weights(
         self, codes: Array, scales: Array, zeros: Array | None = None, table: Array | None = None
@@ -76,7 +99,12 @@ class _BlockProduct(OpDef):
         zero = middle if zeros is None else _by_column(zeros)[..., None].astype(np.float32)
         centred = values.astype(np.float32) - zero if table is None else table[values]
         real = centred * _by_column(scales)[..., None].astype(np.float32)
-        return real.reshape(len(real), -1)[: self.units]
+        return self._without_padding(real.reshape(len(real), -1))
+
+    def _without_padding(self, columns: Array) -> Array:
+        """Columns (N, n) of those that panels hold; of one expert after the other if there are several."""
+        columns = columns.reshape(max(self.experts, 1), -1, columns.shape[1])
+        return columns[:, : self.units].reshape(-1, columns.shape[2])
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         codes = types[1]
@@ -96,6 +124,10 @@ class DenseBits(_BlockProduct):
     to be quantised to int8 too, block by block. (C1) data and scales are floats, zero points floats or uint8, codes
     int32, tables float32;
     (C2) `bits` is 4 or 8; (C3) data has one dimension or more, the others three that match; blocks are multiples of 8.
+
+    With a number of `experts` the columns of each follow those of the one before, in panels of their own. Data are
+    groups of rows (T, rows, K), and the last input is the expert (T,) of each group: (T, rows, N) (ONNX: QMoE). (C6)
+    data have three dimensions, experts are integers, one for each group.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -105,44 +137,48 @@ class DenseBits(_BlockProduct):
     bits: int
     int8_activations: bool = False
     has_table: bool = False
+    experts: int = 0
 
-    def infer(
-        self, data: TensorType, codes: TensorType, scales: TensorType, last: TensorType | None = None
-    ) -> TensorType:
+    def infer(self, data: TensorType, codes: TensorType, scales: TensorType, *rest: TensorType) -> TensorType:
         require_float(1, data)
         require(data.ndim >= 1, f"(C3) {data} has no columns")
-        self._check_weights(data.shape[-1], codes, scales, *self._zeros_and_table(last))
+        zeros, table, chosen = self.split(rest)
+        self._check_weights(data.shape[-1], codes, scales, zeros, table)
+        self._check_groups(data, chosen)
         return TensorType((*data.shape[:-1], self.units), data.dtype)
 
-    def _zeros_and_table(self, last: _T | None) -> tuple[_T | None, _T | None]:
-        """What the last input is, if there is one."""
-        require(not self.has_table or last is not None, "(C3) no table; expected one after the scales")
-        return (None, last) if self.has_table else (last, None)
+    def split(self, rest: Sequence[_T]) -> tuple[_T | None, _T | None, _T | None]:
+        """The zero points, the table and the experts of groups, those that there are, of the last inputs."""
+        last, chosen = self._and_chosen(rest)
+        require(len(last) <= 1, f"(C3) {len(last)} inputs behind the scales; expected zero points or a table")
+        require(not self.has_table or len(last) == 1, "(C3) no table; expected one after the scales")
+        one = last[0] if last else None
+        return (None, one, chosen) if self.has_table else (one, None, chosen)
 
-    def compute(
-        self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, last: te.Tensor | None = None
-    ) -> te.Tensor:
-        return topi.nn.dense_bits(data, self._weights(codes, scales, *self._zeros_and_table(last)))
+    def compute(self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, *rest: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_bits(data, self._weights(codes, scales, *self.split(rest)))
 
-    def reference(self, data: Array, codes: Array, scales: Array, last: Array | None = None) -> Array:
-        return (data.astype(np.float64) @ self.floats(codes, scales, last).T.astype(np.float64)).astype(data.dtype)
+    def reference(self, data: Array, codes: Array, scales: Array, *rest: Array) -> Array:
+        *_, chosen = self.split(rest)
+        return self._products(data, self.floats(codes, scales, *rest), chosen).astype(data.dtype)
 
-    def floats(self, codes: Array, scales: Array, last: Array | None = None) -> Array:
+    def floats(self, codes: Array, scales: Array, *rest: Array) -> Array:
         """The weights as float32 (N, K), of the inputs after the data."""
-        return self.real_weights(codes, scales, *self._zeros_and_table(last))
+        zeros, table, _ = self.split(rest)
+        return self.real_weights(codes, scales, zeros, table)
 
 
 @register_op("nn.dense_blocks", pattern=OpPattern.OUT_FUSABLE)
 class DenseBlocks(_BlockProduct):
     """The sum over blocks b of scale[b] * (x[b] . codes[b] - zero[b] * sum(x[b])): (..., N) of float32, N = `units`.
 
-    Codes, scales and zero points (if `has_zeros`, the last input) are those of nn.dense_bits, which `LowerDenseBits`
+    Codes, scales and zero points (if `has_zeros`, behind the others) are those of nn.dense_bits, which `LowerDenseBits`
     lowers to this operator. `sums` (..., blocks) are the sums of the data of each block, times the zero point if there
     are no zero points. Data are float32 (..., K), or four signed bytes in an int32 (..., K / 4), in units of the scales
-    (..., blocks) that then follow the sums. `in_16_bits` is for processors that add
-    products of bytes in 16 bits. With `has_table`, for float32 data, a table of the values of codes stands in place of
-    the sums, and nothing is subtracted. (C1) to (C3) as there; (C4) data are float32, or int32 with scales for
-    each block; (C5) sums are float32, one for each row and block.
+    (..., blocks) that then follow the sums. `in_16_bits` is for processors that add products of bytes in 16 bits. With
+    `has_table`, for float32 data, a table of the values of codes stands in place of the sums, and nothing is
+    subtracted. With `experts` those of the groups come last. (C1) to (C3) and (C6) as there; (C4) data are float32, or
+    int32 with scales for each block; (C5) sums are float32, one for each row and block.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -152,52 +188,48 @@ class DenseBlocks(_BlockProduct):
     has_zeros: bool = False
     in_16_bits: bool = False
     has_table: bool = False
+    experts: int = 0
 
-    def infer(
-        self, data: TensorType, codes: TensorType, scales: TensorType, sums: TensorType, *rest: TensorType
-    ) -> TensorType:
-        data_scales, zeros = self._split(rest)
-        table = sums if self.has_table else None
+    def infer(self, data: TensorType, codes: TensorType, scales: TensorType, *rest: TensorType) -> TensorType:
+        sums, data_scales, zeros, table, chosen = self._split(rest)
         kinds = data.dtype == ("float32" if data_scales is None else "int32") and data.ndim >= 1
         require(kinds, f"(C4) data {data} with scales {data_scales}")
         self._check_weights(data.shape[-1] * (1 if data_scales is None else 4), codes, scales, zeros, table)
-        if self.has_table:
-            require(not rest, f"(C4) {len(rest)} inputs behind the table; expected none")
-            return TensorType((*data.shape[:-1], self.units), "float32")
+        self._check_groups(data, chosen)
         expected = TensorType((*data.shape[:-1], scales.shape[1]), "float32")
-        for found in (sums, *([] if data_scales is None else [data_scales])):
-            fits = found.dtype == "float32" and found.ndim == expected.ndim
-            fits = fits and all(map(dims_match, found.shape, expected.shape))
+        for found in (sums, data_scales):
+            fits = found is None or (found.dtype == "float32" and found.ndim == expected.ndim)
+            fits = fits and (found is None or all(map(dims_match, found.shape, expected.shape)))
             require(fits, f"(C5) {found} for blocks of {data}; expected {expected}")
         return TensorType((*data.shape[:-1], self.units), "float32")
 
-    def _split(self, rest: Sequence[_T]) -> tuple[_T | None, _T | None]:
-        """The data's scales and the zero points, if there are any, of the last inputs."""
-        zeros = rest[-1] if self.has_zeros else None
-        others = rest[:-1] if self.has_zeros else rest
-        require(len(others) <= 1, f"(C4) {len(others)} inputs behind the sums; expected scales of the data")
-        return (others[0] if others else None), zeros
-
-    def compute(
-        self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, sums: te.Tensor, *rest: te.Tensor
-    ) -> te.Tensor:
+    def _split(self, rest: Sequence[_T]) -> tuple[_T | None, _T | None, _T | None, _T | None, _T | None]:
+        """The sums, the data's scales, the zero points, the table and the experts, those that there are."""
+        others, chosen = self._and_chosen(rest)
         if self.has_table:
-            return topi.nn.dense_blocks(data, None, self._weights(codes, scales, None, sums))
-        data_scales, zeros = self._split(rest)
-        return topi.nn.dense_blocks(data, sums, self._weights(codes, scales, zeros), data_scales, self.in_16_bits)
+            require(len(others) == 1, f"(C4) {len(others)} inputs behind the scales; expected a table")
+            return None, None, None, others[0], chosen
+        zeros = others.pop() if self.has_zeros else None
+        require(len(others) in (1, 2), f"(C4) {len(others)} inputs behind the scales; expected sums, data's scales")
+        return others[0], others[1] if len(others) > 1 else None, zeros, None, chosen
 
-    def reference(self, data: Array, codes: Array, scales: Array, sums: Array, *rest: Array) -> Array:
-        data_scales, zeros = self._split(rest)
+    def compute(self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, *rest: te.Tensor) -> te.Tensor:
+        sums, data_scales, zeros, table, chosen = self._split(rest)
+        weights = self._weights(codes, scales, zeros, table, chosen)
+        return topi.nn.dense_blocks(data, sums, weights, data_scales, self.in_16_bits)
+
+    def reference(self, data: Array, codes: Array, scales: Array, *rest: Array) -> Array:
+        sums, data_scales, zeros, table, chosen = self._split(rest)
         blocks, plain = scales.shape[1], np.zeros(scales.shape, np.float32)
+        if sums is None:
+            return self._products(data, self.real_weights(codes, scales, table=table), chosen).astype(np.float32)
         x = data.astype(np.float64)
-        if self.has_table:
-            return (x @ self.real_weights(codes, scales, table=sums).T.astype(np.float64)).astype(np.float32)
         if data_scales is not None:
             x = np.ascontiguousarray(data).astype("<i4").view(np.int8).astype(np.float64)
             x = (x.reshape(*data.shape[:-1], blocks, -1) * data_scales[..., None]).reshape(*data.shape[:-1], -1)
-        products = x @ self.real_weights(codes, scales, plain).T.astype(np.float64)
+        products = self._products(x, self.real_weights(codes, scales, plain), chosen)
         units = _by_column(scales).astype(np.float64) * (1 if zeros is None else _by_column(zeros))
-        return (products - sums.astype(np.float64) @ units[: self.units].T).astype(np.float32)
+        return (products - self._products(sums, self._without_padding(units), chosen)).astype(np.float32)
 
 
 @register_op("nn.take_bits", pattern=OpPattern.INJECTIVE)
@@ -332,6 +364,28 @@ def dense_bits(
     op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations, has_table=table is not None)
     values = [] if table is None else [Constant(table)]
     return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits), *values)
+
+
+def routed_bits(
+    data: Expr, chosen: Expr, quantized: Array, scales: Array, zeros: Array | None, bits: int, *,
+    int8_activations: bool = False,
+) -> Call:  # fmt: skip
+    """Groups of rows `data` (T, rows, K) times the weights of the expert `chosen` (T,) for each: (T, rows, N).
+
+    Quantised weights (experts, N, K * bits / 8), scales and zero points (experts, N, blocks) are those of `dense_bits`.
+    """
+    experts, units = quantized.shape[:2]
+    columns = -(-units // PANEL) * PANEL
+
+    def padded(x: Array) -> Array:
+        """Columns of one expert after the other, in whole panels."""
+        return np.pad(x, [(0, 0), (0, columns - units), (0, 0)]).reshape(-1, x.shape[2])
+
+    codes, factors, points = padded(quantized), padded(scales), None if zeros is None else padded(zeros)
+    _check_table(codes, factors, points, bits)
+    missing = quantized.shape[2] * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
+    op = DenseBits(units=units, bits=bits, int8_activations=int8_activations, experts=experts)
+    return op(pad_last(data, missing), *_packed(codes, factors, points, bits), chosen)
 
 
 def take_bits(

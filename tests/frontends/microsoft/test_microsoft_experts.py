@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 from relayc import relay
@@ -81,11 +83,11 @@ def test_mixture_of_experts_with_a_third_layer_and_dynamic_tokens():
         np.testing.assert_allclose(found, expected.reshape(x.shape), rtol=1e-4, atol=1e-4)
 
 
-def quantized(columns, depth, bits, size, points):
+def quantized(columns, depth, bits, size, points, experts=EXPERTS):
     """Packed weights, scales, zero points (None: the middle) and the dequantised weights."""
-    codes = rng.integers(0, 1 << bits, (EXPERTS, columns, depth))
+    codes = rng.integers(0, 1 << bits, (experts, columns, depth))
     blocks = depth // size if size else 1
-    scales = rng.uniform(0.01, 0.03, (EXPERTS, columns, blocks)).astype(np.float32)
+    scales = rng.uniform(0.01, 0.03, (experts, columns, blocks)).astype(np.float32)
     zeros = rng.integers(0, 1 << bits, scales.shape) if points else np.full(scales.shape, 1 << (bits - 1))
     real = (codes.reshape(*scales.shape, -1) - zeros[..., None]) * scales[..., None].astype(np.float64)
     stored = pack(zeros, bits) if points else None
@@ -100,7 +102,7 @@ def pack(codes, bits):
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
-@pytest.mark.parametrize(("bits", "size", "points"), [(4, 0, False), (4, 16, False), (4, 16, True), (8, 32, True)])
+@pytest.mark.parametrize(("bits", "size", "points"), [(4, 0, False), (4, 16, False), (4, 16, True), (8, 0, False)])
 def test_quantized_mixture_of_experts(bits, size, points, tokens):
     x, scores = normal(tokens, WIDTH), normal(tokens, EXPERTS)
     first, second = quantized(HIDDEN * 2, WIDTH, bits, size, points), quantized(WIDTH, HIDDEN, bits, size, points)
@@ -109,10 +111,74 @@ def test_quantized_mixture_of_experts(bits, size, points, tokens):
               first[2], second[2]]  # fmt: skip
     expected = mixture(x, scores, [(first[3], biases[0]), (second[3], biases[1])], 2,
                        lambda h: swiglu(h[0::2], h[1::2]), True)  # fmt: skip
-    # onnxruntime errs by a fifth where weights of 8 bits lie in blocks
     check("QMoE", inputs, expected, weights=[i for i in range(2, 13) if inputs[i] is not None], rtol=1e-3, atol=1e-3,
-          peer=bits == 4, k=2, normalize_routing_weights=1, swiglu_fusion=1, expert_weight_bits=bits,
+          k=2, normalize_routing_weights=1, swiglu_fusion=1, expert_weight_bits=bits,
           **({"block_size": size} if size else {}), **SWIGLU)  # fmt: skip
+
+
+def quantized_model(bits, size, tokens, experts, level=0, third=False, points=False):
+    """QMoE of some number of tokens, and the dequantised layers."""
+    forms = [(HIDDEN, WIDTH), (WIDTH, HIDDEN), (HIDDEN, WIDTH)][: 3 if third else 2]
+    layers = [quantized(*form, bits, size, points, experts) for form in forms]
+    inputs = [normal(3, WIDTH), normal(3, experts)]
+    inputs += [part for codes, scales, _, _ in layers for part in (codes, scales, None)]
+    inputs += [None] * (11 - len(inputs)) + [layer[2] for layer in layers]
+    model, _ = node_model(
+        "QMoE", inputs, weights=[i for i, part in enumerate(inputs) if i > 1 and part is not None],
+        dims={0: (tokens, WIDTH), 1: (tokens, experts)}, k=2, expert_weight_bits=bits, accuracy_level=level,
+        activation_type="silu", normalize_routing_weights=1, **({"block_size": size} if size else {}),
+    )  # fmt: skip
+    real = [(layer[3], np.zeros(layer[3].shape[:2])) for layer in layers]
+    return model, real
+
+
+def silu(x, other=1.0):
+    return ACTIVATIONS["silu"](x) * other
+
+
+@pytest.mark.parametrize("experts", [3, 8])
+@pytest.mark.parametrize(("bits", "size", "points", "third"), [(4, 16, False, False), (4, 16, True, True),
+                                                               (4, 0, False, True), (8, 0, True, False)])  # fmt: skip
+def test_quantized_mixture_of_experts_of_dynamic_tokens(bits, size, points, third, experts):
+    """Single rows, groups of 4 and groups of 8; tokens that all choose the same experts, and none of others."""
+    model, layers = quantized_model(bits, size, "n", experts, 0, third, points)
+    prepared = RelayBackend.prepare(model)
+    for tokens in (1, 2, 7, 10, 16, 50):
+        for favourite in (0.0, 9.0):
+            x, scores = normal(tokens, WIDTH), normal(tokens, experts)
+            scores[:, 1] += favourite
+            (found,) = prepared.run({"x0": x, "x1": scores})
+            expected = mixture(x, scores, layers, 2, silu, True)
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize(("bits", "level"), [(4, 4), (8, 0)])
+def test_data_of_quantized_experts_become_int8_where_the_model_lets_them(bits, level, tokens):
+    """At accuracy_level 4; those of 8-bit blocks at every level. Results are onnxruntime's."""
+    model, layers = quantized_model(bits, 32, tokens, EXPERTS, level)
+    x, scores = normal(tokens, WIDTH), normal(tokens, EXPERTS)
+    (found,) = RelayBackend.prepare(model).run({"x0": x, "x1": scores})
+    exact = mixture(x, scores, layers, 2, silu, True)
+    assert 1e-4 < np.abs(found - exact).max() < 0.1 * np.abs(exact).max()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(found, session.run(None, {"x0": x, "x1": scores})[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, "n"])
+@pytest.mark.parametrize(("bits", "size"), [(4, 0), (4, 16), (8, 16)])
+def test_weights_of_quantized_experts_stay_packed(bits, size, tokens):
+    """No kernel makes floats of them, and they are stored once."""
+    model, _ = quantized_model(bits, size, tokens, EXPERTS)
+    mod, params = from_onnx(model)
+    kernels = relay.analysis.evaluation_order(relay.optimize(mod, "llvm", params)["main"])
+    calls = [e for e in kernels if isinstance(e, relay.Call) and isinstance(e.op, relay.Function)]
+    shapes = [e.shape for e in calls if isinstance(e.ty, relay.TensorType)]
+    assert shapes and not [shape for shape in shapes if shape[1:] in ((HIDDEN, WIDTH), (WIDTH, HIDDEN))]
+    constants = [a for e in calls for a in e.args if isinstance(a, relay.Constant)]
+    nbytes = {id(c): c.data.nbytes for c in constants}
+    given = sum([onnx.numpy_helper.to_array(t).nbytes for t in model.graph.initializer])
+    assert sum(nbytes.values()) <= 1.05 * given
 
 
 def test_invalid_mixtures_of_experts_are_rejected():

@@ -340,6 +340,13 @@ CONVOLUTION = [
     *[row(name, f32(3, 32), i32(2, 4, 8, low=-(2**31), high=2**31 - 1), f32(2, 2, 8), f32(16), units=13, bits=4,
           has_table=True, tolerance=1e-5)
       for name in ("nn.dense_bits", "nn.dense_blocks")],
+    *[row("nn.dense_bits", f32(3, rows, 32), i32(4, bits, 8, low=-(2**31), high=2**31 - 1), f32(4, 2, 8), *zeros,
+          np.array([1, 0, 1]), units=13, bits=bits, experts=2, tolerance=1e-5)
+      for bits, rows, zeros in ((4, 1, ()), (8, 5, (u8(4, 2, 8),)))],
+    *[row("nn.dense_blocks", data, i32(4, bits, 8, low=-(2**31), high=2**31 - 1), f32(4, 2, 8), f32(3, 5, 2), *rest,
+          np.array([1, 0, 1]), units=13, bits=bits, experts=2, tolerance=1e-5, **attrs)
+      for bits, data, rest, attrs in ((4, f32(3, 5, 32), (), {}), (8, words(3, 5, 8), (f32(3, 5, 2),), {}),
+                                      (4, words(3, 5, 8), (f32(3, 5, 2), u8(4, 2, 8)), {"has_zeros": True}))],
     *[row("nn.dense_blocks", data, i32(2, bits, 8, low=-(2**31), high=2**31 - 1), scales, *rest, units=units, bits=bits,
           tolerance=1e-5, **attrs)
       for bits, data, units, scales, rest, attrs in (

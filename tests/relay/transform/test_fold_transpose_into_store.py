@@ -105,11 +105,11 @@ def requantised(sums: Expr, dtype: str) -> Expr:
 
 
 def of_four_bits(x: Expr, columns: int) -> Expr:
-    """A product with 4-bit weights, 32 of a column with one scale."""
+    """A product with 4-bit weights, 32 of a column with one scale and a zero point."""
     depth = constant_size(x.shape[-1:])
     quantized = RANDOM.integers(0, 256, (columns, depth // 2)).astype(np.uint8)
     scales = RANDOM.random((columns, depth // 32), dtype=np.float32) / depth
-    return dense_bits(x, quantized, scales, np.full(scales.shape, 8), 4)
+    return dense_bits(x, quantized, scales, np.full(scales.shape, 7), 4)
 
 
 @pytest.mark.parametrize("target", [SERVER, HASWELL, NEON])

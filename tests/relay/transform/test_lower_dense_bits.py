@@ -11,7 +11,7 @@ import pytest
 from relayc import relay, te
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
-from relayc.relay.op.nn.dense_bits import dense_bits
+from relayc.relay.op.nn.dense_bits import dense_bits, routed_bits
 from relayc.relay.transform import PassContext
 from relayc.te.ir import IRModule
 
@@ -88,6 +88,27 @@ def test_dynamic_rows(rows, bits, activations, target):
     result = run(body, [x], [data], target, activations=activations)
     used = in_int8(data, 32) if activations == "int8" else data
     np.testing.assert_allclose(result, np.maximum(used @ real.T + bias, 0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", [HOST, HASWELL])
+@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize(("bits", "block", "zeros"), [(4, 32, "middle"), (4, 16, "codes"), (8, 32, "codes"),
+                                                      (4, 128, "middle"), (8, 128, "middle")])  # fmt: skip
+@pytest.mark.parametrize("columns", [64, 37])
+@pytest.mark.parametrize("groups", [(3, 1), (2, 8), (1, 4), (4, 19), (2, 6)])
+def test_groups_of_rows_with_weights_of_experts(groups, columns, bits, block, zeros, activations, target):
+    """Of a dynamic number and length, and static ones."""
+    of_experts = [weights(columns, 128, block, bits, zeros) for _ in range(3)]
+    packed, scales, real = [np.stack([each[n] for each in of_experts]) for n in (0, 1, 3)]
+    points = None if zeros == "middle" else np.stack([each[2] for each in of_experts if each[2] is not None])
+    data, chosen, bias = normal(*groups, 128), RANDOM.integers(0, 3, groups[0]), normal(columns)
+    used = in_int8(data, block) if activations == "int8" else data
+    expected = np.maximum(used.astype(np.float64) @ real[chosen].swapaxes(1, 2) + bias, 0)
+    for shape in (groups, (te.size_var("groups"), te.size_var("length"))):
+        x, at = relay.var("x", (*shape, 128)), relay.var("at", shape[:1], "int64")
+        body = relay.nn.relu(routed_bits(x, at, packed, scales, points, bits) + relay.const(bias))
+        result = run(body, [x, at], [data, chosen], target, activations=activations)
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * block)
 
 
 @pytest.mark.parametrize("target", [HOST, "llvm -mcpu=icelake-server -mtriple=x86_64-unknown-linux-gnu"])

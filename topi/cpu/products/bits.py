@@ -6,7 +6,8 @@ that is scaled. A single row tile unpacks the codes in registers; for several on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
@@ -24,7 +25,7 @@ from relayc.topi.tuning import choose
 from relayc.topi.utils import num_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from relayc.backend.target import Target
 
@@ -43,6 +44,10 @@ _DISTANCE_BYTES = 8192
 pages: one row takes 12 % less time than without, 4 rows 3 to 8 %; with pages of 4 KiB one row takes 3 % more.)"""
 _LINES = 8
 """Lines of a panel that are unpacked in an iteration: those of the words of 4-bit codes."""
+_CHAINS = 8
+"""Sums that a processor has under way: two at a time, each taking four cycles."""
+_HEIGHTS_OF_GROUPS = (8, 4, 1)
+"""Heights of tiles for groups of rows with an expert each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,10 @@ class _BlockProduct:
     """steps of the sum over a block"""
     row_bytes: int
     """bytes of a row of the data"""
+    panel: Callable[[Sequence[Any], Any], Any]
+    """the panel of a column, as codes are stored, for a group of rows"""
+    panels: int
+    """panels that a row is multiplied with"""
 
     @staticmethod
     def of(anchor: te.Operation) -> _BlockProduct:
@@ -70,7 +79,8 @@ class _BlockProduct:
         packed = max(codes[0].op.input_tensors, key=lambda t: t.ndim) if codes else weights
         row_bytes = constant_size(data.shape[-1:]) * data.dtype.nbytes
         blocks, steps = [constant_size([extent_of(axis)]) for axis in (block, step)]
-        return _BlockProduct(sums, codes[0] if codes else None, packed, blocks, steps, row_bytes)
+        unpacked, of_rows = codes[0] if codes else None, (anchor.attrs["panel"], anchor.attrs["panels"])
+        return _BlockProduct(sums, unpacked, packed, blocks, steps, row_bytes, *of_rows)
 
 
 @register_schedule("dense_blocks", "cpu")
@@ -91,9 +101,15 @@ def schedule_dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: T
 
 def _pairs_panels(anchor: te.Operation, narrow: ProductPlan, target: Target) -> bool:
     """Whether tiles span two panels: where several pass over each, and panels are single vectors."""
-    panels = constant_size(_BlockProduct.of(anchor).packed.shape[:1])
+    panels = _BlockProduct.of(anchor).panels
     single = narrow.panel == vector_lanes(target) and not has_few_registers(target)
     return single and narrow.tiles_of_a_panel > 1 and panels % _PANELS_OF_MANY_ROWS == 0
+
+
+def _spare(product: _BlockProduct, target: Target) -> int:
+    """Registers that are not for the sums of a block."""
+    spare = spare_registers(target, "fma" if product.sums.dtype == "float32" else "dot4")
+    return spare + (target.vector_registers // 2 - 1 if product.blocks > 1 and not has_few_registers(target) else 0)
 
 
 def _plan(out: te.Tensor, anchor: te.Operation, target: Target, at_once: int = 1) -> ProductPlan:
@@ -105,10 +121,7 @@ def _plan(out: te.Tensor, anchor: te.Operation, target: Target, at_once: int = 1
     product, panel = _BlockProduct.of(anchor), anchor.attrs["block"] * at_once
     *row_dims, columns = StoreOrder.of(out).result.shape
     rows, panels = constant_size(row_dims), -(-constant_size([columns]) // panel)
-    spare = spare_registers(target, "fma" if product.sums.dtype == "float32" else "dot4")
-    if product.blocks > 1 and not has_few_registers(target):
-        spare += target.vector_registers // 2 - 1
-    steps = product.blocks * product.steps
+    steps, spare = product.blocks * product.steps, _spare(product, target)
     height = tile_rows(target, rows, panel, steps, panels, temporaries=spare, apart=product.row_bytes)
     tiles = -(-rows // height)
 
@@ -129,6 +142,7 @@ def _plan(out: te.Tensor, anchor: te.Operation, target: Target, at_once: int = 1
 def _dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
     product, lanes = _BlockProduct.of(anchor), vector_lanes(target)
+    plan = _with_chains(plan, product, lanes)
     unpacked = [] if product.codes is None else [product.codes]
     inline_injective(s, outs, keep=[anchor, *StoreOrder.of(out).kept, product.sums.op, *[t.op for t in unpacked]])
     accumulator = tile_results(s, out, anchor, target, plan, product.blocks * product.steps)
@@ -142,6 +156,49 @@ def _dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
     return s
 
 
+@register_schedule("routed_blocks", "cpu")
+def schedule_routed_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The products of `schedule_dense_blocks` for groups of rows (T, rows, K), each with the weights of an expert.
+
+    Codes are unpacked in registers: the tiles of a group are too few to pay for panels of them (8 rows: 1.3 times).
+    """
+    product, panel, length = _BlockProduct.of(anchor), anchor.attrs["block"], extent_of(anchor.axis[-2])
+    rows = constant_size([length])
+    height = tile_rows(
+        target, rows, panel, product.blocks * product.steps, temporaries=_spare(product, target),
+        apart=product.row_bytes,
+    )  # fmt: skip
+    heights = [n for n in _HEIGHTS_OF_GROUPS if n <= height]
+    plans = [ProductPlan(n, panel, panel, tiles_of_a_panel=1 if n == 1 else -(-rows // n)) for n in heights]
+    note("tiles", "blocks of codes", plans[0])
+    used = plans[:1] if isinstance(length, int) else plans
+    return versions([_routed_blocks(outs, anchor, target, plan, product) for plan in used])
+
+
+def _routed_blocks(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, product: _BlockProduct
+) -> te.Schedule:
+    s = te.create_schedule([o.op for o in outs])
+    inline_injective(s, outs, keep=[anchor, product.sums.op])
+    plan = _with_chains(plan, product, vector_lanes(target))
+    accumulator = tile_results(s, outs[0], anchor, target, plan, product.blocks * product.steps, in_groups=True)
+    _sum_blocks(s, accumulator, product, plan, vector_lanes(target))
+    if product.codes is not None:
+        s[product.codes].compute_inline()
+    return s
+
+
+def _with_chains(plan: ProductPlan, product: _BlockProduct, lanes: int) -> ProductPlan:
+    """The plan with tiles of few rows across several panels where columns are one block: each addition to a vector
+    waits for the one before, and no sum of another block fills the time."""
+    if product.blocks > 1 or plan.panels_of_a_tile > 1 or plan.separate_panels:
+        return plan
+    chains = plan.height * -(-plan.panel // lanes)
+    at_once = next(n for n in (4, 2, 1) if n == 1 or (product.panels % n == 0 and n * chains <= _CHAINS))
+    width = plan.panel * at_once
+    return replace(plan, width=width, panel=width, panels_of_a_tile=at_once)
+
+
 def _sum_blocks(
     s: te.Schedule, accumulator: te.Tensor, product: _BlockProduct, plan: ProductPlan, lanes: int
 ) -> None:
@@ -150,7 +207,7 @@ def _sum_blocks(
     sums = product.sums
     s[sums].set_scope("local")
     s[sums].compute_at(s[accumulator], block)
-    row, of_block, column = s[sums].op.axis
+    *_, row, of_block, column = s[sums].op.axis
     (step,) = s[sums].op.reduce_axis
     most = choose("steps of a block", _STEPS, (4, 8, 16, 32))
     outer, inner = s[sums].split(step, factor=min(most, product.steps))
@@ -159,20 +216,24 @@ def _sum_blocks(
     s[sums].unroll(row)
     vectorize_panel(s, sums, column, plan.width, lanes, apart=plan.panels_of_a_tile > 1)
     if plan.tiles_of_a_panel <= 1:
-        _stream_codes(s, product, outer, min(most, product.steps), plan.panel)
+        _stream_codes(s, product, outer, min(most, product.steps), plan)
 
 
-def _stream_codes(s: te.Schedule, product: _BlockProduct, loop: te.IterVar, steps: int, panel: int) -> None:
+def _stream_codes(s: te.Schedule, product: _BlockProduct, loop: te.IterVar, steps: int, plan: ProductPlan) -> None:
     """Prefetch the codes that a later iteration of `loop`, of so many steps, reads: a few rows read each panel once."""
-    codes = product.packed
+    codes, panel = product.packed, plan.panel // plan.panels_of_a_tile
     words = constant_size(codes.shape[1:2]) // product.blocks  # of a column in a block
     ahead = _DISTANCE_BYTES // (panel * codes.dtype.nbytes)
 
-    def read(_: Any, block: Any, column: Any, step: Any) -> Sequence[Any]:
-        return column // panel, 0, (block * words + step * words // product.steps) * panel
+    def read(next_panel: int, *i: Any) -> Sequence[Any]:
+        *row, block, column, step = i
+        first = product.panel(row[:-1], column + next_panel * panel)
+        return first, 0, (block * words + step * words // product.steps) * panel
 
-    for word in range(max(steps * words // product.steps, 1)):
-        s[product.sums].prefetch(codes, loop, te.Prefetch((word + ahead) * panel, order=read, past_end=True))
+    for each in range(plan.panels_of_a_tile):
+        for word in range(max(steps * words // product.steps, 1)):
+            wanted = te.Prefetch((word + ahead) * panel, order=partial(read, each), past_end=True)
+            s[product.sums].prefetch(codes, loop, wanted)
 
 
 @register_schedule("quantize_blocks", "cpu")

@@ -220,11 +220,13 @@ def tile_product(
 
 
 def tile_results(
-    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan, steps: int
-) -> te.Tensor:
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan, steps: int, *,
+    in_groups: bool = False,
+) -> te.Tensor:  # fmt: skip
     """Tile the results of `anchor`, sums of `steps` products, rows by columns, and their elementwise tail up to `out`.
 
-    Returns the tile of register accumulators, whose reduction is one loop around the tile.
+    `in_groups` (T, rows, columns) the tiles are those of each. Returns the tile of register accumulators, whose
+    reduction is one loop around the tile.
     """
     lanes, order = vector_lanes(target), StoreOrder.of(out)
     work = 2.0 * constant_size(out.shape) * steps
@@ -240,11 +242,11 @@ def tile_results(
         _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains, apart=apart)
     else:
         accumulator = local_accumulator(s, anchor, out)
-        row, column = order.loops(s, out)
+        batch, row, column = order.loops_of_matrices(s, out) if in_groups else ([], *order.loops(s, out))
         columns = order.result.shape[-1]
         whole = order.in_whole_vectors(s, out, anchor, lanes)
         tile = _tile_output(
-            s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains and whole is None,
+            s, out, accumulator, batch, row, column, columns, plan, work, lanes, chains=chains and whole is None,
             run=order.run,
         )  # fmt: skip
         if whole is not None:
