@@ -23,12 +23,11 @@ __all__ = [
     "clamp_logarithm",
     "element_of",
     "exponential_of",
-    "exponentials_of",
     "factor_of",
     "is_logarithm",
     "is_valid_sum",
     "no_largest",
-    "speculate_sums",
+    "speculate",
     "stages_of",
     "sums_like",
     "sums_of",
@@ -107,7 +106,7 @@ def _limited(element: PrimExpr) -> PrimExpr:
     return call_intrin("float32", "reinterpret", te.minimum(call_intrin("int32", "reinterpret", element), most))
 
 
-def exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
+def _exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
     """Exponentials of elements instead of differences, of equal precision; `fast_exp` takes any element."""
     op = exact.op
     assert isinstance(op, te.ComputeOp)
@@ -117,10 +116,26 @@ def exponentials_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
     return te.compute(exact.shape, lambda *i: find(element(*i)), name="softmax_exponential")
 
 
-def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Tensor:
-    """Sums of exponentials along the last dimension."""
-    k = te.reduce_axis((0, exact.shape[-1]), name="k")
-    return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
+def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor, axis: int | None = None) -> Tensor:
+    """Sums of exponentials along a dimension, by default the last one."""
+    axis = exact.ndim - 1 if axis is None else axis
+    k = te.reduce_axis((0, exact.shape[axis]), name="k")
+    return te.compute(total.shape, lambda *i: te.sum(power(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
+
+
+def speculate(
+    s: te.Schedule, anchor: te.Operation, axis: int, *, keep: bool
+) -> tuple[Tensor | None, Tensor, list[Tensor]]:
+    """Speculate on unshifted exponentials of `anchor`, a softmax along `axis`: see `_speculate_sums`.
+
+    Returns the exponentials, None unless they are to `keep`; their sums; and the speculated stages that read these.
+    """
+    largest, exact, total = stages_of(anchor)
+    element = element_of(largest.op, axis)
+    exponentials = _exponentials_of(element, exact) if keep else None
+    power = exponentials or (lambda *i: exponential_of(element(*i)))
+    sums = sums_of(power, exact, total, axis)
+    return exponentials, sums, _speculate_sums(s, anchor, exponentials, sums)
 
 
 def clamp_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
@@ -155,7 +170,7 @@ def sums_like(largest: Tensor, total: Tensor) -> Tensor:
     return te.compute(total.shape, body, name=total.op.name, attrs=largest.op.attrs)
 
 
-def speculate_sums(s: te.Schedule, anchor: te.Operation, exponentials: Tensor | None, sums: Tensor) -> list[Tensor]:
+def _speculate_sums(s: te.Schedule, anchor: te.Operation, exponentials: Tensor | None, sums: Tensor) -> list[Tensor]:
     """Speculate that `sums` can replace the sums of `anchor`, and `exponentials` its exponentials.
 
     Without `exponentials`, readers of the sums compute them again, as differences from 0 instead of the maximum. For a

@@ -87,7 +87,7 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, axis: int, epsilon
     """
     rows, reduced = x.shape[:axis], x.shape[axis:]
     mean, scale = _standardized(x, rows, reduced, lambda i, ks: (*i, *ks), epsilon, "layer_norm", trailing=True)
-    attrs = {"axis": axis, "epsilon": epsilon, "shifted": beta is not None}
+    attrs = {"axes": tuple(range(axis, x.ndim)), "epsilon": epsilon, "shifted": beta is not None}
     return _standardized_rows(x, gamma, beta, axis, mean, scale, attrs)
 
 
@@ -125,7 +125,7 @@ def rms_norm(x: Tensor, gamma: Tensor, axis: int, epsilon: float) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         return te.cast(x.dtype, te.cast(wide, x(*i)) * scale(*i[:axis]) * te.cast(wide, gamma(*i[axis:])))
 
-    return te.compute(x.shape, body, name="rms_norm", tag="rms_norm", attrs={"axis": axis})
+    return te.compute(x.shape, body, name="rms_norm", tag="rms_norm", attrs={"axes": tuple(range(axis, x.ndim))})
 
 
 def instance_norm(x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float) -> Tensor:
@@ -246,10 +246,7 @@ def batch_norm(
 
 
 def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
-    """x / sqrt(max(sum of squares over `axes`, epsilon)); stages "l2_sum", "l2_scale" and the anchor.
-
-    The anchor's attribute "axis" is the first of `axes` where they are one dimension or the last ones.
-    """
+    """x / sqrt(max(sum of squares over `axes`, epsilon)); stages "l2_sum", "l2_scale" and the anchor."""
     wide = accumulator_type(x.dtype)
     kept = [a for a in range(x.ndim) if a not in axes]
     ks = [te.reduce_axis((0, x.shape[a]), name=f"k{a}") for a in axes]
@@ -272,14 +269,13 @@ def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         return te.cast(x.dtype, te.cast(wide, x(*i)) * scale(*[i[a] for a in kept]))
 
-    attrs = {"axis": axes[0]} if trailing or len(axes) == 1 else {}
-    return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs=attrs)
+    return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs={"axes": tuple(axes)})
 
 
 def standardize(x: Tensor, axes: Sequence[int], epsilon: float, margin: float, *, centred: bool) -> Tensor:
     """(x - mean) / (sqrt(variance + epsilon) + margin) over dimensions `axes`, in ascending order.
 
-    Without `centred` the mean is taken to be 0. The anchor's attribute "axis" is that of `l2_normalize`.
+    Without `centred` the mean is taken to be 0.
     """
     kept = [a for a in range(x.ndim) if a not in axes]
     rows, reduced, wide = [x.shape[a] for a in kept], [x.shape[a] for a in axes], accumulator_type(x.dtype)
@@ -309,7 +305,6 @@ def standardize(x: Tensor, axes: Sequence[int], epsilon: float, margin: float, *
         return te.cast(x.dtype, distance(row, i) * scale(*row))
 
     attrs = {"axes": tuple(axes), "epsilon": epsilon, "margin": margin, "centred": centred}
-    attrs |= {"axis": axes[0]} if trailing or len(axes) == 1 else {}
     return te.compute(x.shape, body, name="standardize", tag="standardize", attrs=attrs)
 
 

@@ -59,7 +59,7 @@ def softmax(x: Tensor, axis: int) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         return te.cast(x.dtype, scaled(*i) * inverse(*_row(i, axis)))
 
-    return te.compute(x.shape, body, name="softmax", tag="softmax", attrs={"axis": axis})
+    return te.compute(x.shape, body, name="softmax", tag="softmax", attrs={"axes": (axis,)})
 
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
@@ -73,4 +73,4 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
         shifted = te.cast(wide, x(*i)) - largest(*row)
         return te.cast(x.dtype, shifted - logarithm(*row))
 
-    return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis, "log": True})
+    return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axes": (axis,), "log": True})

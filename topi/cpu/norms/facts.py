@@ -11,6 +11,7 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Binary, Call, Select
 from relayc.topi.candidates import KernelFacts
+from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import CALL_COST, element_cost, vectorize_elements
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
@@ -21,11 +22,14 @@ from relayc.topi.registry import operations_behind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RowFacts", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at"]
+__all__ = ["RowFacts", "inline_all_but", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at"]
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
 second pass."""
+_SHARE_OF_L1, _WIDE_BYTES = 4, 4
+"""Divisor of the L1 size: the longest row that is kept there for several passes, in elements of at least so many bytes.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,11 @@ class RowFacts(KernelFacts):
         """Whether elements of a row are contiguous in memory."""
         return self.result.ndim - 1 in self.axes
 
+    @property
+    def are_trailing(self) -> bool:
+        """Whether a row is one run of memory: its dimensions are the last ones."""
+        return self.are_along and self.axes == tuple(range(self.axes[0], self.result.ndim))
+
     @cached_property
     def length(self) -> int:
         """Elements of a row."""
@@ -75,6 +84,11 @@ class RowFacts(KernelFacts):
     def count(self) -> int:
         """Number of rows."""
         return constant_size([self.result.shape[a] for a in self.others]) // self.group
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns of rows along a strided axis."""
+        return Columns(self.out, self.axes[0], self.target)
 
     @property
     def work(self) -> float:
@@ -102,9 +116,17 @@ class RowFacts(KernelFacts):
         """The stages that the anchor reads, and the anchor with those that read it."""
         return _split_at(self.stages, self.anchor)
 
-    def kept(self, *, in_l1: bool) -> list[te.ComputeOp]:
-        """The stages before the anchor that are computed once for a row and kept: see `is_worth_keeping`."""
+    @cached_property
+    def kept(self) -> list[te.ComputeOp]:
+        """The elementwise stages before the anchor that are computed once for a row: see `is_worth_keeping`."""
+        nbytes = self.length * max(self.out.dtype.nbytes, _WIDE_BYTES)  # a dynamic length is taken to be long
+        in_l1 = self.are_along and nbytes <= self.target.cache_bytes.l1 // _SHARE_OF_L1
         return [op for op in self.around[0] if is_worth_keeping(op, self.stages, self.anchor, in_l1=in_l1)]
+
+    @cached_property
+    def statistics(self) -> list[te.ComputeOp]:
+        """The stages before the anchor that depend on reductions."""
+        return [op for op in self.around[0] if uses_reduction(op)]
 
 
 def _split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
@@ -134,14 +156,19 @@ def _operations(op: te.Operation) -> int:
     return len(values) + 2 * len(choices) + CALL_COST * len(calls)
 
 
-def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
-    """Inline the stages behind the anchor and those in front of its statistics; returns the stages before it."""
-    stages = [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)]
-    before, behind = _split_at(stages, anchor)
-    for op in stages:
-        if op is not out.op and (op in behind or not uses_reduction(op)):
+def inline_all_but(s: te.Schedule, out: te.Tensor, kept: Sequence[te.Operation]) -> None:
+    """Inline every stage of `out` but those `kept`."""
+    for op in operations_behind([out]):
+        if isinstance(op, te.ComputeOp) and op is not out.op and op not in kept:
             s[op].compute_inline()
-    return before
+
+
+def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
+    """Inline the stages behind the anchor and those in front of its statistics; returns the statistics."""
+    before, _ = _split_at([op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)], anchor)
+    statistics = [op for op in before if uses_reduction(op)]
+    inline_all_but(s, out, statistics)
+    return statistics
 
 
 def loop_over_rows(s: te.Schedule, out: te.Tensor, rows: RowFacts, together: int = 1) -> te.IterVar:
@@ -159,14 +186,14 @@ def loop_over_rows(s: te.Schedule, out: te.Tensor, rows: RowFacts, together: int
 
 
 def statistics_at(
-    s: te.Schedule, before: Sequence[te.ComputeOp], out: te.Tensor, row: te.IterVar, rows: RowFacts, together: int = 1
+    s: te.Schedule, stages: Sequence[te.ComputeOp], out: te.Tensor, row: te.IterVar, rows: RowFacts, together: int = 1
 ) -> list[tuple[te.Tensor, te.IterVar]]:
-    """Compute the stages that depend on reductions at the loop `row` of `out`, which has so many rows `together`.
+    """Compute the stages of rows at the loop `row` of `out`, which has so many rows `together`.
 
     Returns the stages that hold whole rows, with their loops over vectors.
     """
     whole, lanes = list[tuple[te.Tensor, te.IterVar]](), vector_lanes(rows.target)
-    for op in [op for op in before if uses_reduction(op)]:
+    for op in stages:
         result = op.output(0)
         s[result].compute_at(s[out], row)
         if op.reduce_axis:

@@ -18,12 +18,10 @@ from relayc.topi.unshifted_softmax import (
     can_be_unshifted,
     clamp_logarithm,
     element_of,
-    exponentials_of,
     factor_of,
     is_logarithm,
-    speculate_sums,
+    speculate,
     stages_of,
-    sums_of,
 )
 
 if TYPE_CHECKING:
@@ -80,9 +78,8 @@ class FlattenedSoftmax:
         s.recompute(largest, maxima)
         exact_sums, lanes_of_exact = self.line.by_lanes(s.current(exact), te.sum, "softmax_sum")
         s.recompute(total, exact_sums)
-        exponentials = exponentials_of(element, exact)
-        sums = sums_of(exponentials, exact, total)
-        of_sums = speculate_sums(s, anchor, exponentials, sums)
+        exponentials, sums, of_sums = speculate(s, anchor, self.rows.axes[0], keep=True)
+        assert exponentials is not None
         out = s.outputs[0].output(0)
         inline_injective(s, [out], keep=[s[of_total].op])
         if anchor is not self.rows.out.op:

@@ -9,31 +9,21 @@ from relayc.te.ir.decisions import Refused, Serves, note, serves_if
 from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows, statistics_at
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, inline_others, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.flattened_softmax import FlattenedSoftmax
-from relayc.topi.cpu.norms.moments import moments_of, schedule_by_moments
+from relayc.topi.cpu.norms.images import image_by_image
+from relayc.topi.cpu.norms.moments import by_moments, has_moments
 from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, inputs_of, is_streamed, level_of, prefetch_rows
 from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
-from relayc.topi.cpu.stagewise import schedule_stagewise
+from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.exponential_sums import ExponentialSums
-from relayc.topi.groups import constant_size, is_static, uses_reduction
-from relayc.topi.nn.norm import layer_norm_by_moments
+from relayc.topi.groups import constant_size, is_static
 from relayc.topi.registry import Rank, register_schedule
-from relayc.topi.unshifted_softmax import (
-    can_be_unshifted,
-    clamp_logarithm,
-    element_of,
-    exponential_of,
-    exponentials_of,
-    is_logarithm,
-    speculate_sums,
-    stages_of,
-    sums_of,
-)
+from relayc.topi.unshifted_softmax import can_be_unshifted, clamp_logarithm, is_logarithm, speculate, stages_of
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -51,43 +41,27 @@ _SHARE_OF_PAIRS = 8
 statistics in longer rows, too."""
 _SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
 """Divisors of the L2 size: the longest softmax row whose exponentials are kept, and the parts of a longer one."""
+_SHARE_OF_BLOCKS = 2
+"""Divisor of the L2 size: the most bytes of a column block of rows along a strided axis."""
 _WIDE_BYTES = 4
 """Bytes of the elements in which statistics are computed."""
-_SHARE_OF_KEPT = 4
-"""Divisor of the L1 size: the longest row that is kept there for several passes."""
 
 
-@register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
+@register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize", "standardize"], "cpu", rank=Rank.HEAVY)
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Compute statistics of a row and the elementwise steps that use them, row by row while it is in L1.
 
-    The anchor's attribute "axis" is the first dimension of a row, which has all dimensions from there on.
+    Along a strided axis this goes by column blocks. Rows that no cache holds have moments, which are found in one pass.
     """
-    if "axis" not in anchor.attrs:
-        return schedule_stagewise(outs, anchor, target)
-    axes = tuple(range(int(anchor.attrs["axis"]), len(anchor.axis)))
-    return schedule_by(_CANDIDATES, RowFacts(outs, anchor, target, axes))
-
-
-def _by_moments(rows: RowFacts) -> te.Schedule | Refused:
-    if rows.anchor.tag != "layer_norm" or not rows.has_one_result:
-        return Refused("only a layer norm, of one result, is computed from moments of parts of a row")
-    if not rows.is_static:
-        return Refused("the shape is dynamic")
-    if not rows.exceed_caches:
-        return Refused(f"caches hold a row of {rows.row_bytes} bytes for a second pass, and all cores have rows")
-    x, *parameters = [t for t in rows.anchor.input_tensors if not uses_reduction(t.op)]
-    beta = parameters[-1] if rows.anchor.attrs["shifted"] else None  # one tensor may serve as both
-    moments = moments_of(x, rows.axes, rows.target, "layer_norm")
-    norm = layer_norm_by_moments(moments, parameters[0], beta, rows.axes[0], rows.anchor.attrs["epsilon"])
-    return schedule_by_moments(rows, moments, norm)
+    return schedule_by(_CANDIDATES, RowFacts(outs, anchor, target, tuple(anchor.attrs["axes"])))
 
 
 def _strided(rows: RowFacts) -> te.Schedule | Refused:
-    if rows.are_last:
-        return Refused("rows are the last dimension, contiguous in memory")
-    if any(len(op.reduce_axis) > 1 for op in rows.around[0]):
-        return Refused("rows span several dimensions")
+    if len(rows.axes) > 1 or rows.are_along:
+        return Refused("rows span several dimensions, or are contiguous in memory")
+    block, room = rows.length * LINE_BYTES, rows.target.cache_bytes.l2 // _SHARE_OF_BLOCKS
+    if has_moments(rows) and block > room:
+        return Refused(f"a block of a cache line of each row, {block} bytes, exceeds {room} bytes of L2")
     return schedule_strided_axis(rows)
 
 
@@ -108,38 +82,29 @@ def _transposed(rows: RowFacts) -> te.Schedule | Refused:
     return transposed.schedule() if transposed else transposed
 
 
-def _kept_stages(rows: RowFacts) -> list[te.ComputeOp]:
-    """The stages in front of the anchor that are computed once for a row, and kept."""
-    nbytes = rows.length * max(rows.out.dtype.nbytes, _WIDE_BYTES)  # a dynamic length is taken to be long
-    return rows.kept(in_l1=nbytes <= rows.target.cache_bytes.l1 // _SHARE_OF_KEPT)
-
-
 def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
     long = _are_long(rows)
     if not long:
         return long
-    if not rows.has_one_result or _kept_stages(rows):
+    if not rows.has_one_result or rows.kept:
         return Refused("the kernel has several results, or keeps values of a row that two passes would compute twice")
     return _softmax_in_two_passes(rows)
 
 
-def _row_by_row(rows: RowFacts) -> te.Schedule:
+def _row_by_row(rows: RowFacts) -> te.Schedule | Refused:
+    if not rows.are_trailing:
+        return Refused("rows are not the last dimensions")
     s, out, target, first = rows.create_schedule(), rows.out, rows.target, rows.axes[0]
-    lanes, kept, (before, behind) = vector_lanes(target), _kept_stages(rows), rows.around
+    lanes = vector_lanes(target)
     clamp_logarithm(s, rows.anchor)
     speculative = can_be_unshifted(rows.anchor) and first > 0  # the sum of a single row has no loop to attach to
-    if speculative:  # a single pass reads the input
-        kept = []
-    for op in rows.stages:
-        if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
-            s[op].compute_inline()
+    kept = [] if speculative else rows.kept  # a single pass reads the input
+    inline_all_but(s, out, [*rows.statistics, *kept])
     together = _rows_per_batch(rows)
     row = loop_over_rows(s, out, rows, together)
     busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
-    for op in kept:
-        s[op].compute_at(s[out], row)
-        vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
-    busy += statistics_at(s, before, out, row, rows, together)
+    statistics_at(s, kept, out, row, rows)
+    busy += statistics_at(s, rows.statistics, out, row, rows, together)
     if speculative:
         busy.append(_speculate_rows(s, rows.anchor, first, lanes))
     (tensor, loop), length = busy[-1], constant_size(out.shape[first:])
@@ -153,28 +118,24 @@ def _row_by_row(rows: RowFacts) -> te.Schedule:
 
 
 _CANDIDATES: tuple[Candidate[RowFacts], ...] = (
-    ("moments of parts", _by_moments),
+    ("image by image", image_by_image),
     ("strided axis", _strided),
+    ("moments of parts", by_moments),
     ("flattened rows", _flattened),
     ("transposed rows", _transposed),
     ("two passes", _in_two_passes),
     ("row by row", _row_by_row),
+    ("stage by stage", stage_by_stage),
 )
 
 
 def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
     """Speculate on unshifted exponentials and sums of the softmax `anchor`; returns the busiest stage and its loop."""
-    largest, exact, total = stages_of(anchor)
-    element = element_of(largest.op, first)
-    if is_logarithm(anchor):
-        sums = sums_of(lambda *i: exponential_of(element(*i)), exact, total)
-        speculate_sums(s, anchor, None, sums)
-        busy = (*_vectorize_sums(s, sums, lanes), sums)[0]
+    exponentials, sums, _ = speculate(s, anchor, first, keep=not is_logarithm(anchor))
+    partial = _vectorize_sums(s, sums, lanes)
+    if exponentials is None:
+        busy = (*partial, sums)[0]
         return busy, s[busy].op.reduce_axis[-1]
-    exponentials = exponentials_of(element, exact)
-    sums = sums_of(exponentials, exact, total)
-    speculate_sums(s, anchor, exponentials, sums)
-    _vectorize_sums(s, sums, lanes)
     return exponentials, vectorize_elements(s, exponentials, exponentials.op.axis[-1], exponentials.shape[-1], lanes)
 
 
@@ -219,21 +180,18 @@ def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
     """Compute a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
     s, anchor, target, first = rows.create_schedule(), rows.anchor, rows.target, rows.axes[0]
     clamp_logarithm(s, anchor)
-    largest, exact, total = stages_of(anchor)
-    element = element_of(largest.op, first)
+    largest, _, total = stages_of(anchor)
     (x,) = largest.op.input_tensors
     room = target.cache_bytes.l2 // _SHARE_OF_PARTS
     parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
-    sums = sums_of(lambda *i: exponential_of(element(*i)), exact, total) if can_be_unshifted(anchor) else None
-    if sums is not None:
-        speculate_sums(s, anchor, None, sums)
+    sums = speculate(s, anchor, first, keep=False)[1] if can_be_unshifted(anchor) else None
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
-    before = inline_others(s, out, s.current(anchor.output(0)).op)
+    statistics = inline_others(s, out, s.current(anchor.output(0)).op)
     row = loop_over_rows(s, out, rows)
     vectorize_rows(s, out, s[out].op.axis[-1:], target)
-    for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
+    for op in [op for op in statistics if all(op is not t.op for t in passes)]:
         if tuple(op.output(0).shape) == tuple(out.shape):
             s[op].compute_inline()
         else:

@@ -16,12 +16,12 @@ from relayc.te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
 from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, StagePass, prefetch_columns, prefetch_later_rows
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import element_cost, vectorize_elements
-from relayc.topi.cpu.norms.facts import RowFacts, is_worth_keeping
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, is_worth_keeping
 from relayc.topi.cpu.norms.strided_softmax import softmax_by_parts, unshifted_block_lines, unshifted_softmax_in_blocks
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, is_static, iterations, uses_reduction
+from relayc.topi.groups import constant_size, extent_of, is_static, iterations, uses_reduction
 from relayc.topi.registry import operations_behind
 from relayc.topi.utils import ravel_index, unravel_index
 
@@ -77,10 +77,7 @@ class StridedKernel:
         columns = Columns(rows.out, axis, target)
         kernel = StridedKernel(s, rows, columns, _stages_before(rows), few, copied, collapsed)
         copy = [] if kernel.copy is None else [kernel.copy.op]
-        inline_injective(s, [rows.out], keep=[anchor, *kernel.before, *copy])
-        for op in rows.around[1]:
-            if op is not rows.out.op:
-                s[op].compute_inline()
+        inline_all_but(s, rows.out, [*kernel.before, *copy])
         return kernel
 
     @property
@@ -221,8 +218,7 @@ _CANDIDATES: tuple[tuple[str, Callable[[StridedKernel], Serves | Refused]], ...]
 
 def _stages_before(rows: RowFacts) -> list[te.ComputeOp]:
     """Return the stages in front of the anchor that are computed once per row."""
-    kept = rows.kept(in_l1=False)
-    return [op for op in rows.around[0] if uses_reduction(op) or op in kept]
+    return [op for op in rows.around[0] if uses_reduction(op) or op in rows.kept]
 
 
 def _with_cached_input(s: te.Schedule, rows: RowFacts) -> te.Operation:

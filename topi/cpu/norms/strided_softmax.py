@@ -14,9 +14,9 @@ from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, StagePass, prefet
 from relayc.topi.cpu.norms.facts import inline_others
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, inline_injective, uses_reduction
+from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.softmax_parts import SoftmaxParts
-from relayc.topi.unshifted_softmax import element_of, exponentials_of, speculate_sums, stages_of
+from relayc.topi.unshifted_softmax import element_of, speculate
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -115,19 +115,15 @@ def unshifted_block_lines(columns: Columns) -> int:
 def unshifted_softmax_in_blocks(s: te.Schedule, anchor: te.Operation, lines: int, work: float, target: Target) -> None:
     """Compute `anchor`, a softmax along its last dimension but one, by column blocks of so many cache `lines`."""
     out, axis, lanes = s.outputs[0].output(0), len(anchor.output(0).shape) - 2, vector_lanes(target)
-    largest, exact, total = stages_of(anchor)
-    exponentials = exponentials_of(element_of(largest.op, axis), exact)
-    k = te.reduce_axis((0, exact.shape[axis]), name="k")
-    added = lambda *i: te.sum(exponentials(*i[:axis], k, *i[axis:]), axis=k)  # noqa: E731
-    sums = te.compute(total.shape, added, name=total.op.name)
-    speculate_sums(s, anchor, exponentials, sums)
-    before = [op for op in inline_others(s, out, anchor) if uses_reduction(op)]
+    exponentials, sums, _ = speculate(s, anchor, axis, keep=True)
+    assert exponentials is not None
+    statistics = inline_others(s, out, anchor)
     columns, line = Columns(out, axis, target), LINE_BYTES // _FLOAT_BYTES
     plan = ColumnPlan(lines * line, line, aligned=True)
     note("block", "unshifted", plan)
-    passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in before]
+    passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in statistics]
     plan.apply(s, columns, passes, work)
     loops = StagePass(exponentials, max(lanes, line), fused=exponentials.op.axis[axis]).apply(s)
-    StagePass(sums, lanes, unroll="vectors", fused=k).apply(s)
+    StagePass(sums, lanes, unroll="vectors", fused=sums.op.reduce_axis[0]).apply(s)
     rows = rows_ahead(lines * LINE_BYTES)
     prefetch_later_rows(s, columns, exponentials, loops.vectors, line, rows=rows, step=plan.step(columns))

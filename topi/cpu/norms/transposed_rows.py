@@ -12,6 +12,7 @@ from relayc.te.rewrite import map_reads
 from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import attach, parallel_outer
+from relayc.topi.cpu.norms.facts import inline_all_but
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_streamed
 from relayc.topi.cpu.reductions.lines import add_up_in_registers
 from relayc.topi.cpu.reductions.short_rows import prefetch_rows_read
@@ -108,19 +109,16 @@ class TransposedRows:
     def schedule(self) -> te.Schedule:
         """Per iteration transpose a few vectors of rows, run all stages, transpose back and store in memory order."""
         s, result, before = self.rows.create_schedule(), self.rows.result, self.rows.around[0]
-        kept_rows = self.rows.kept(in_l1=True)
-        kept = [op for op in before if uses_reduction(op) or op in kept_rows]
+        kept = [op for op in before if uses_reduction(op) or op in self.rows.kept]
         rewritten: dict[te.Tensor, te.Tensor] = {}
         for op in (*before, self.anchor):
             rewritten[op.output(0)] = _transposed(op, len(result.shape), rewritten)
         transposed = rewritten[result]
         plain = te.compute(result.shape, lambda *i: transposed(*i[:-2], i[-1], i[-2]), name=self.anchor.name)
         s.recompute(result, plain)
-        computed = [rewritten[op.output(0)] for op in (*kept, self.anchor)]
+        computed = [rewritten[op.output(0)].op for op in (*kept, self.anchor)]
         out = s.outputs[0].output(0)
-        for op in operations_behind([out]):
-            if isinstance(op, te.ComputeOp) and op is not out.op and all(t.op is not op for t in computed):
-                s[op].compute_inline()
+        inline_all_but(s, out, computed)
         rows = self._rows_per_iteration()
         packed = self._is_packed(out)
         group, tile = self._packed_loops(s, out, rows) if packed else (self._loops(s, out, rows), None)
