@@ -1,9 +1,10 @@
-"""Elementwise kernels and transpositions, with contiguous dimensions collapsed.
+"""Elementwise kernels, transpositions, softmax and norms, with contiguous dimensions collapsed.
 
 A scale for each channel is a scale for each row of a matrix whose rows are planes; with channels last it is one row,
 broadcast over all rows. NCHW to NHWC is a transposition of a matrix of channels by pixels for each image, whatever the
-sides of the images: its rows are long, so vectors and often cache lines are full, and fewer indices are computed. The
-memory layout does not change, so nothing outside of the kernel is affected.
+sides of the images: its rows are long, so vectors and often cache lines are full, and fewer indices are computed. Rows
+of a softmax are those of a matrix, and planes that it goes across are one run of columns. The memory layout does not
+change, so nothing outside of the kernel is affected.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Expr, Function, Var
+from relayc.relay.op.common import check_axes
+from relayc.relay.op.nn.norm import LRN, L2Normalize, LayerNorm, LogSoftmax, RMSNorm, Softmax, Standardize
 from relayc.relay.op.transform import Transpose
 from relayc.relay.sizes import product
 from relayc.relay.transform.function_pass import FunctionPass
@@ -22,27 +25,37 @@ from relayc.te.tir import Dim
 
 __all__ = ["CollapseDimensions", "rebuilt"]
 
+_NORMS = (Softmax, LogSoftmax, LayerNorm, RMSNorm, L2Normalize, Standardize, LRN)
+
 
 class CollapseDimensions(FunctionPass):
     """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
-    For transpositions, elementwise operators before or after them, and broadcasts of smaller tensors; other functions
-    are returned unchanged: pure elementwise loops are flat already. Bools that are only moved are moved as bytes.
+    For transpositions, a softmax or norm of a static shape, elementwise operators before or after them, and broadcasts
+    of smaller tensors; other functions are returned unchanged: pure elementwise loops are flat already. Bools that are
+    only moved are moved as bytes.
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
         exprs = body_order(function)
         if "strides" in function.attrs or not all(map(_is_followed, exprs)):
             return function
-        if not any(map(_transposes, exprs)) and not _repeats(exprs):
+        norms = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, _NORMS)]
+        if not any(map(_transposes, exprs)) and not norms and not _repeats(exprs):
+            return function
+        if len(norms) > 1 or not all(e.tensor_type.is_static for e in norms):
             return function
         tensors = _tensors(exprs, function.body)
         shape = function.body.tensor_type.shape
-        groups = [] if tensors is None else _groups(shape, list(tensors.values()))
+        rows = {tensors[id(e)].places[a] for e in norms for a in _axes(e)} if tensors else set[int]()
+        groups = [] if tensors is None else _groups(shape, list(tensors.values()), rows)
+        if norms and not any(group[0] in rows for group in groups):  # rows of one element
+            return function
         flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
         if tensors is None or not 0 < len(groups) < len(shape) + flags:
             return function
-        return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, "uint8" if flags else None))
+        dtype = "uint8" if flags else None
+        return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, rows, dtype))
 
 
 def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, dict[int, Expr]], Expr]) -> Function:
@@ -102,7 +115,18 @@ def _is_followed(e: Expr) -> bool:
         return e.data.size == 1
     if not isinstance(e, Call):
         return isinstance(e, Var) and isinstance(e.ty, TensorType)
-    return e.operator.follows_elements() or _transposes(e)
+    return e.operator.follows_elements() or _transposes(e) or isinstance(e.op, _NORMS)
+
+
+def _axes(norm: Call) -> tuple[int, ...]:
+    """The dimensions of the rows of a softmax or norm, or the one that a window moves along."""
+    ndim, op = norm.tensor_type.ndim, norm.op
+    if isinstance(op, L2Normalize | Standardize):
+        return check_axes(2, op.axis, ndim)
+    if isinstance(op, LayerNorm | RMSNorm):
+        return tuple(range(op.axis % ndim, ndim))
+    assert isinstance(op, Softmax | LogSoftmax | LRN)
+    return (op.axis % ndim,)
 
 
 def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
@@ -122,13 +146,19 @@ def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
     return found
 
 
-def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]:
-    """The dimensions of the result that are not 1, in groups that collapse to one each."""
+def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor], rows: set[int]) -> list[list[int]]:
+    """The dimensions of the result that are not 1, in groups that collapse to one each: all of `rows`, or none.
+
+    A single row keeps a dimension by which it is counted.
+    """
     lasting = [d for d, size in enumerate(shape) if size != 1]
+    if rows and rows.issuperset(lasting):
+        lasting = sorted([*lasting, *[d for d in range(len(shape)) if d not in rows][:1]])
     groups: list[list[int]] = []
     for d in lasting:
         last = groups[-1][-1] if groups else d
-        if last != d and all(t.has_in_order(last, d, lasting) for t in tensors):
+        alike = last != d and (last in rows) == (d in rows)
+        if alike and all(t.has_in_order(last, d, lasting) for t in tensors):
             groups[-1].append(d)
         else:
             groups.append([d])
@@ -136,16 +166,24 @@ def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]
 
 
 def _merged(
-    e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr], dtype: str | None
-) -> Expr:
+    e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr], rows: set[int],
+    dtype: str | None,
+) -> Expr:  # fmt: skip
     tensor = tensors[id(e)]
     if isinstance(e, Var):
-        return Var(e.name, TensorType(tensor.shape(groups), dtype or e.tensor_type.dtype))
+        shape, padding = tensor.shape(groups), tensor.places[: len(tensor.places) - e.tensor_type.ndim]
+        if rows:  # parameters of a norm have the dimensions of rows only
+            shape = shape[sum(set(groups[g]) <= {*padding} for g in tensor.order(groups)) :]
+        return Var(e.name, TensorType(shape, dtype or e.tensor_type.dtype))
     if isinstance(e, Constant):
         return e if e.data.ndim == 0 else Constant(e.data.reshape(()))
     if not isinstance(e, Call):
         return e
     args = [made[id(a)] for a in e.args]
+    if isinstance(e.op, _NORMS):
+        of_rows = tuple([n for n, g in enumerate(tensor.order(groups)) if groups[g][0] in rows])
+        axis = of_rows if isinstance(e.op, L2Normalize | Standardize) else of_rows[0]
+        return Call(e.operator.replace(axis=axis), tuple(args), span=e.span)
     if not isinstance(e.op, Transpose):
         return Call(e.op, tuple(args), span=e.span)
     before = tensors[id(e.args[0])].order(groups)

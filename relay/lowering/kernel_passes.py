@@ -6,7 +6,6 @@ from relayc.backend.target import Target
 from relayc.relay.lowering.collapse_dimensions import CollapseDimensions
 from relayc.relay.lowering.collapse_index_maps import CollapseIndexMaps
 from relayc.relay.lowering.collapse_reductions import CollapseReductions
-from relayc.relay.lowering.collapse_rows import CollapseRows
 from relayc.relay.lowering.compose_index_maps import ComposeIndexMaps
 from relayc.te.ir import Pass
 
@@ -23,8 +22,7 @@ def kernel_passes(target: Target) -> tuple[Pass, ...]:
         return ()
     return (
         ComposeIndexMaps(),  # first: it leaves one transposition, whose dimensions the next pass collapses
-        CollapseDimensions(),  # elementwise kernels and transpositions; the following passes leave these alone,
+        CollapseDimensions(),  # elementwise kernels, transpositions, softmax and norms; the next passes leave these,
         CollapseIndexMaps(),  # and each other's: concatenations and paddings,
-        CollapseRows(),  # softmax and norms,
         CollapseReductions(),  # reductions
     )

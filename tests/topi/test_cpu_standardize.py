@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relayc import relay, te, topi
+from relayc import relay
 from relayc.backend.target import Target
 from relayc.relay.expr import Expr, Var
+from relayc.relay.lowering.lower import lower
 from relayc.te.ir import collect
 from relayc.te.tir import BufferLoad, BufferStore, For, IfThenElse, PrimFunc
-from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
+from tests.topi.model_kernels import workloads
 
 Array = np.ndarray[Any, Any]
 SMALL_CACHES = "llvm -mtune=x86-64 -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
@@ -72,9 +73,8 @@ def test_channels_without_variance_are_not_magnified() -> None:
 
 
 def _lowered(shape: tuple[int, ...], axes: tuple[int, ...], target: str = "llvm") -> PrimFunc:
-    x = te.placeholder(shape, name="x")
-    y = topi.nn.standardize(x, axes, 1e-6, 0.0, centred=True)
-    return te.lower(next(iter(schedules_for([y], Target(target)))), [x, y])["main"]
+    (workload,) = workloads(iter([relay.nn.standardize(relay.var("x", shape), axes)]), Target(target))
+    return lower(workload, Target(target)).function
 
 
 def test_channels_of_planes_and_batches_are_one_kernel() -> None:
@@ -89,7 +89,7 @@ def test_column_blocks_prefetch_inputs_and_results() -> None:
     """Inputs of collapsed planes are prefetched, too."""
     for shape, axis in (((1, 96, 412, 412), 1), ((96, 412 * 412), 0)):
         text = str(_lowered(shape, (axis,)))
-        assert "prefetch(address_of(x[" in text
+        assert "prefetch(address_of(p0[" in text
         assert "prefetch(address_of(standardize[" in text
 
 
@@ -122,17 +122,17 @@ def test_strided_rows_are_read_once(shape: tuple[int, ...], features: str) -> No
     func = _lowered(shape, (1,), f"{LARGE_CACHES} -mcpu={features}")
     cases = [c for e in collect(func.body, IfThenElse) for c in (e.then_case, e.else_case) if isinstance(c, For)]
     beside, alone = ({store.buffer.name for store in collect(case, BufferStore)} for case in cases)
-    assert alone == {"x.local", "standardize_mean_sum"}
+    assert alone == {"p0.local", "standardize_mean_sum"}
     assert beside == alone | {"standardize"}
     stores = collect(func.body, BufferStore)
-    reading = [s.buffer.name for s in stores if "x" in [load.buffer.name for load in collect(s, BufferLoad)]]
-    assert set(reading) == {"x.local"}
+    reading = [s.buffer.name for s in stores if "p0" in [load.buffer.name for load in collect(s, BufferLoad)]]
+    assert set(reading) == {"p0.local"}
 
 
 @pytest.mark.parametrize("shape", [(1, 24, 820, 820), (1, 64, 72, 72), (1, 2048, 128, 128), (30, 192, 35, 35)])
 def test_few_rows_and_what_caches_hold_are_not_copied(shape: tuple[int, ...]) -> None:
     """Column blocks that exceed caches, and short unaligned rows, are not copied either."""
-    assert "x.local" not in str(_lowered(shape, (1,), LARGE_CACHES))
+    assert "p0.local" not in str(_lowered(shape, (1,), LARGE_CACHES))
 
 
 def test_small_planes_are_standardised_image_by_image() -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from relayc import relay, te, topi
+from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay.expr import Expr, Var
+from relayc.relay.lowering.lower import lower
 from relayc.te.ir import collect
 from relayc.te.tir import (
     Allocate,
@@ -26,17 +27,20 @@ from relayc.te.tir import (
     as_int,
 )
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.registry import schedules_for
 from tests.topi.compiled import compiled_and_defined
+from tests.topi.model_kernels import workloads
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
 SMALL_CACHES = "llvm -mtune=x86-64 -l2-bytes=65536 -l3-bytes=65536"
 
 
-def _lowered(shape: tuple[int, ...], axis: int, target: Target = CPU) -> PrimFunc:
-    x = te.placeholder(shape, name="x")
-    y = topi.nn.softmax(x, axis)
-    return te.lower(next(iter(schedules_for([y], target))), [x, y])["main"]
+def _lowered(
+    shape: tuple[int, ...], axis: int, target: Target = CPU, front: Callable[[Expr], Expr] | None = None
+) -> PrimFunc:
+    x = relay.var("x", shape)
+    y = relay.nn.softmax(x if front is None else front(x), axis)
+    (workload,) = workloads(iter([y]), target)
+    return lower(workload, target).function
 
 
 def _check(
@@ -178,7 +182,7 @@ def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> 
     """Planes a multiple of the page size apart, or nearly: the 2-D indices of a block's columns cancel out."""
     func = _lowered((2, 21, *plane), 1)
     assert any(a.buffer.shape == (21 * 128,) for a in collect(func.body, Allocate))
-    loads = [load for load in collect(func.body, BufferLoad) if load.buffer.name == "x"]
+    loads = [load for load in collect(func.body, BufferLoad) if load.buffer.name == "p0"]
     vectors = [load.indices[0] for load in loads if load.dtype.lanes > 1]
     assert vectors
     assert all(d.dtype.lanes == 1 for index in vectors for kind in (FloorDiv, FloorMod) for d in collect(index, kind))
@@ -189,18 +193,16 @@ def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> 
     [
         ("x86-64-v4", 19, None, True),
         ("x86-64-v4", 33, None, False),  # more than registers hold
-        ("x86-64-v4", 19, topi.tanh, False),  # much code
+        ("x86-64-v4", 19, relay.tanh, False),  # much code
         ("x86-64-v3", 19, None, False),  # vectors of half a cache line
     ],
 )
 def test_few_planes_with_set_conflicts_stay_in_registers(
-    target: str, channels: int, around: Callable[[te.Tensor], te.Tensor] | None, unrolled: bool
+    target: str, channels: int, around: Callable[[Expr], Expr] | None, unrolled: bool
 ) -> None:
     """The exponentials of a column block are fully unrolled."""
-    x = te.placeholder((2, channels, 64, 64), name="x")
-    y = topi.nn.softmax(around(x) if around else x, 1)
     caches = Target(f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536 -l3-bytes=65536")
-    func = te.lower(next(iter(schedules_for([y], caches))), [x, y])["main"]
+    func = _lowered((2, channels, 64, 64), 1, caches, around)
     stores = [s for s in collect(func.body, BufferStore) if s.buffer.name == "softmax_exp"]
     assert (len(stores) == channels) == unrolled
 
@@ -229,9 +231,7 @@ def test_planes_of_dynamic_sizes_are_right() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 20, 17, 19), (64, 1000)])
 def test_functions_in_front_of_column_blocks_are_computed_once(shape: tuple[int, ...]) -> None:
-    x = te.placeholder(shape, name="x")
-    y = topi.nn.softmax(topi.tanh(x), len(shape) // 3)
-    func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
+    func = _lowered(shape, len(shape) // 3, CPU, relay.tanh)
     rows = shape[len(shape) // 3]
     assert len([a for a in collect(func.body, Allocate) if a.buffer.shape == (rows * 16,)]) == 2
     for operator in (relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize):

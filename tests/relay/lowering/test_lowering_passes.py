@@ -44,7 +44,7 @@ def test_instruments_see_every_pass(monkeypatch: pytest.MonkeyPatch):
     results(instruments=[timing, dump])
     assert set(PASSES) <= set(timing.seconds)
     changed = {name for name, _ in dump.dumps}
-    assert {"ShareKernels", "CollapseRows", "CollapseReductions", "CollapseIndexMaps"} <= changed
+    assert {"ShareKernels", "CollapseDimensions", "CollapseReductions", "CollapseIndexMaps"} <= changed
     assert any("fused_nn_softmax" in text and "= " in text for name, text in dump.dumps if name == "PlaceKVCaches")
 
 

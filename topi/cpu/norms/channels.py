@@ -13,12 +13,11 @@ from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows, statistics_at
-from relayc.topi.cpu.norms.moments import Stored, moments_of, schedule_by_moments, store_rows
+from relayc.topi.cpu.norms.moments import Stored, by_moments_of_parts, moments_of, normalized, schedule_by_moments
 from relayc.topi.cpu.prefetch import prefetch_next
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
 from relayc.topi.groups import constant_size
-from relayc.topi.nn.norm import group_norm_by_moments
 from relayc.topi.registry import Rank, register_schedule
 from relayc.topi.utils import ravel_index, unravel_index
 
@@ -58,14 +57,14 @@ def _channels_last(rows: RowFacts) -> te.Schedule | Refused:
     evenly = partitions_evenly(images.count, rows.target.num_cores)
     by_rows = rows.is_static and evenly and not images.exceed_caches
     note("moments", "image by image" if by_rows else "of parts")
-    return _schedule_lines(rows, by_rows) if rows.is_static else _by_moments_of_channels(rows, by_rows)
+    return _schedule_lines(rows, by_rows) if rows.is_static else by_moments_of_parts(rows, by_rows)
 
 
 def _channels_by_moments(rows: RowFacts) -> te.Schedule | Refused:
     if not rows.is_static or not rows.exceed_private_caches:
         return Refused(f"a dynamic shape, or a core's caches hold a row of {rows.row_bytes} bytes for a second pass")
     note("moments", "of parts" if rows.exceed_caches else "row by row")
-    return _by_moments_of_channels(rows, not rows.exceed_caches)
+    return by_moments_of_parts(rows, not rows.exceed_caches)
 
 
 def _channel_by_channel(rows: RowFacts) -> te.Schedule:
@@ -85,28 +84,16 @@ _CHANNELWISE: tuple[Candidate[RowFacts], ...] = (
 )  # fmt: skip
 
 
-def _parameters(rows: RowFacts) -> tuple[te.Tensor, te.Tensor]:
-    """The scale and the shift, which may be one tensor."""
-    parameters = [t for t in rows.anchor.input_tensors if len(t.shape) == 1]
-    return parameters[0], parameters[-1]
-
-
-def _by_moments_of_channels(rows: RowFacts, by_rows: bool) -> te.Schedule:
-    attrs, moments = rows.anchor.attrs, moments_of(rows.elements, rows.axes, rows.target, "group_norm")
-    norm = group_norm_by_moments(moments, *_parameters(rows), int(attrs["axis"]), rows.group, attrs["epsilon"])
-    return schedule_by_moments(rows, moments, norm, lambda s, out: store_rows(s, out, rows, by_rows))
-
-
 def _schedule_lines(rows: RowFacts, by_rows: bool) -> te.Schedule:
     """Channels in the last dimension: an image is split into lines, each the channels of a few consecutive pixels."""
-    x, anchor, target = rows.elements, rows.anchor, rows.target
+    x, target = rows.elements, rows.target
     images, *sizes = [constant_size([d]) for d in x.shape]
     pixels, lanes = _pixels_per_line(sizes, target), vector_lanes(target)
     line = max(pixels * sizes[-1], 1)
     shape = (images, constant_size(sizes) // line, line)
     flat = te.compute(shape, lambda b, p, c: x(b, *unravel_index(p * line + c, sizes)), name="lines", tag="injective")
-    moments = moments_of(flat, (1,), target, "group_norm")
-    norm = group_norm_by_moments(moments, *_parameters(rows), 2, rows.group, anchor.attrs["epsilon"], pixels)
+    moments = moments_of(rows, flat, (1,))
+    norm = normalized(rows, moments, 2, pixels)
 
     def in_shape(*i: Any) -> PrimExpr:
         at = ravel_index(i[1:], sizes)
@@ -120,9 +107,9 @@ def _schedule_lines(rows: RowFacts, by_rows: bool) -> te.Schedule:
             parallel(s, out, image, rows.work, lanes)
         else:
             parallel_outer(s, out, [image, each], rows.work, target)
-        return image if by_rows else None, vectors, elements_per_step(line, lanes)
+        return (image, vectors, elements_per_step(line, lanes)) if by_rows else (None, vectors, 0)
 
-    return schedule_by_moments(rows, moments, norm, store, te.compute(x.shape, in_shape, name=anchor.name))
+    return schedule_by_moments(rows, moments, norm, store, te.compute(x.shape, in_shape, name=rows.anchor.name))
 
 
 def _pixels_per_line(sizes: Sequence[int], target: Target) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
+from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.te.tir import Binary, Call, Select
 from relayc.topi.candidates import KernelFacts
 from relayc.topi.cpu.column_blocks import Columns
@@ -22,7 +23,7 @@ from relayc.topi.registry import operations_behind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RowFacts", "inline_all_but", "inline_others", "is_worth_keeping", "loop_over_rows", "statistics_at"]
+__all__ = ["RowFacts", "inline_all_but", "inline_others", "loop_over_rows", "statistics_at"]
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
@@ -118,10 +119,22 @@ class RowFacts(KernelFacts):
 
     @cached_property
     def kept(self) -> list[te.ComputeOp]:
-        """The elementwise stages before the anchor that are computed once for a row: see `is_worth_keeping`."""
+        """The elementwise stages before the anchor that are computed once for a row: see `_is_worth_keeping`."""
         nbytes = self.length * max(self.out.dtype.nbytes, _WIDE_BYTES)  # a dynamic length is taken to be long
         in_l1 = self.are_along and nbytes <= self.target.cache_bytes.l1 // _SHARE_OF_L1
-        return [op for op in self.around[0] if is_worth_keeping(op, self.stages, self.anchor, in_l1=in_l1)]
+        return [op for op in self.around[0] if _is_worth_keeping(op, self.stages, self.anchor, in_l1=in_l1)]
+
+    @cached_property
+    def columns_are_one_run(self) -> Serves | Refused:
+        """Whether rows are along a strided axis of a static shape, with one dimension behind it."""
+        ndim = self.result.ndim
+        strided = self.axes == (ndim - 2,) and self.out.ndim == ndim
+        return serves_if(self.is_static and strided, "a dynamic shape, or not one dimension of rows and one of columns")
+
+    @cached_property
+    def of_rows(self) -> list[te.ComputeOp]:
+        """The stages before the anchor that are computed once for a row: the statistics, and what is kept."""
+        return [op for op in self.around[0] if uses_reduction(op) or op in self.kept]
 
     @cached_property
     def statistics(self) -> list[te.ComputeOp]:
@@ -134,7 +147,7 @@ def _split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[lis
     return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
 
 
-def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
+def _is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
     """Whether an elementwise stage read by several statistics should be buffered rather than recomputed in each pass.
 
     A store and loads from L1 (`in_l1`) cost more than one operation and less than several. In other caches, or with

@@ -31,8 +31,8 @@ _MOST_NEIGHBOURS = 16
 """Most channels of a window that is unrolled."""
 _LEAST_BYTES = 2048
 """Least bytes of a plane whose results are prefetched for writing a plane ahead: shorter ones are written too soon."""
-_VECTORS_AT_ONCE = (4, 2)
-"""Vectors that are computed together, to hide the latency of roots, in order of preference."""
+_VECTORS_AT_ONCE = 4
+"""Vectors that are computed together, to hide the latency of roots."""
 _LINES_FEW_BUFFERS = 2
 """Most cache lines of a plane that are computed together, and prefetched, on cores with few line-fill buffers."""
 
@@ -87,16 +87,9 @@ def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
 def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Target) -> None:
     """Vectorise lines of channels; several vectors at once hide the latency of roots."""
     *outer, channel = s[out].op.axis
-    size, lanes = extent_of(channel), vector_lanes(target)
-    dividing = [n for n in _VECTORS_AT_ONCE if isinstance(size, int) and size % (n * lanes) == 0]
-    factor = dividing[0] * lanes if dividing else lanes
-    group, within = s[out].split(channel, factor=factor)
+    vectors = vectorize_elements(s, out, channel, extent_of(channel), vector_lanes(target), _VECTORS_AT_ONCE)
+    s[out].pragma(vectors, "loop_partition_hint")
     parallel_outer(s, out, outer, work, target)
-    if isinstance(size, int) and size <= 2 * factor:
-        s[out].unroll(group)
-    else:
-        s[out].pragma(group, "loop_partition_hint")
-    s[out].vectorize(within)
 
 
 def _lrn_across_channels(
@@ -114,7 +107,7 @@ def _lrn_across_channels(
     fitting = target.cache_bytes.l1 // (1 if few else 2) // ((window + 2) * nbytes)
     share = -(-size * iterations(axes[:axis]) // target.num_cores)
     most = _LINES_FEW_BUFFERS * LINE_BYTES // nbytes if few else size
-    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_VECTORS_AT_ONCE[0] * lanes, max(most, lanes))
+    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_VECTORS_AT_ONCE * lanes, max(most, lanes))
     columns, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
     length: te.Dim = next((d for d in sizes if not isinstance(d, int)), size)
     if parts > 1 and isinstance(length, int):
@@ -141,17 +134,15 @@ def _prefetch_next_plane(
     Blocks of a plane are too short for the hardware prefetcher to detect the stream early. The cache lines of the next
     plane's results are prefetched for writing, too, where stores are not non-temporal.
     """
-    around = axis + 1
+    columns = Columns(out, axis, target)
 
     def ahead(planes: int, *i: Any) -> Sequence[Any]:
-        return (*i[:axis], i[axis] + planes, ravel_index(i[around:], out.shape[around:]))
+        return (*i[:axis], i[axis] + planes, ravel_index(i[axis + 1 :], out.shape[axis + 1 :]))
 
     for data in inputs_of(s[out].op):
         if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
-            for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                order = partial(ahead, window // 2 + 1)
-                s[out].prefetch(data, group, te.Prefetch(element, level_of(target), order))
-    plane = constant_size(out.shape[around:]) * out.dtype.nbytes
-    if plane >= _LEAST_BYTES and not Columns(out, axis, target).are_whole_lines and is_streamed(out, 1, target):
-        for element in range(0, step, LINE_BYTES // out.dtype.nbytes):
-            s[out].prefetch(out, group, te.Prefetch(element, order=partial(ahead, 1), written=True))
+            lines, order = -(-step * data.dtype.nbytes // LINE_BYTES), partial(ahead, window // 2 + 1)
+            s[out].prefetch(data, group, te.Prefetch(0, level_of(target), order, lines=lines))
+    if columns.row_bytes >= _LEAST_BYTES and not columns.are_whole_lines and is_streamed(out, 1, target):
+        lines = -(-step * out.dtype.nbytes // LINE_BYTES)
+        s[out].prefetch(out, group, te.Prefetch(0, order=partial(ahead, 1), written=True, lines=lines))

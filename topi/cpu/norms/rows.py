@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir.decisions import Refused, Serves, note, serves_if
+from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
 from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, inline_others, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.flattened_softmax import FlattenedSoftmax
-from relayc.topi.cpu.norms.images import image_by_image
-from relayc.topi.cpu.norms.moments import by_moments, has_moments
-from relayc.topi.cpu.norms.strided_axis import schedule_strided_axis
+from relayc.topi.cpu.norms.moments import by_moments, has_moments, image_by_image
+from relayc.topi.cpu.norms.strided_axis import STRIDED
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
 from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, inputs_of, is_streamed, level_of, prefetch_rows
 from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
@@ -57,12 +57,14 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
 
 
 def _strided(rows: RowFacts) -> te.Schedule | Refused:
-    if len(rows.axes) > 1 or rows.are_along:
-        return Refused("rows span several dimensions, or are contiguous in memory")
+    if rows.are_trailing:
+        return Refused("rows are the last dimensions, contiguous in memory")
+    if len(rows.axes) > 1:
+        return Refused("rows span several dimensions")
     block, room = rows.length * LINE_BYTES, rows.target.cache_bytes.l2 // _SHARE_OF_BLOCKS
     if has_moments(rows) and block > room:
         return Refused(f"a block of a cache line of each row, {block} bytes, exceeds {room} bytes of L2")
-    return schedule_strided_axis(rows)
+    return first_of("columns", [(name, partial(candidate, rows)) for name, candidate in STRIDED])
 
 
 def _flattened(rows: RowFacts) -> te.Schedule | Refused:
@@ -80,15 +82,6 @@ def _flattened(rows: RowFacts) -> te.Schedule | Refused:
 def _transposed(rows: RowFacts) -> te.Schedule | Refused:
     transposed = TransposedRows.of(rows)
     return transposed.schedule() if transposed else transposed
-
-
-def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
-    long = _are_long(rows)
-    if not long:
-        return long
-    if not rows.has_one_result or rows.kept:
-        return Refused("the kernel has several results, or keeps values of a row that two passes would compute twice")
-    return _softmax_in_two_passes(rows)
 
 
 def _row_by_row(rows: RowFacts) -> te.Schedule | Refused:
@@ -115,18 +108,6 @@ def _row_by_row(rows: RowFacts) -> te.Schedule | Refused:
         s[tensor].prefetch(out, loop, te.Prefetch())
     note("rows at a time", str(together), kept=len(kept), speculative=speculative, row=length)
     return s
-
-
-_CANDIDATES: tuple[Candidate[RowFacts], ...] = (
-    ("image by image", image_by_image),
-    ("strided axis", _strided),
-    ("moments of parts", by_moments),
-    ("flattened rows", _flattened),
-    ("transposed rows", _transposed),
-    ("two passes", _in_two_passes),
-    ("row by row", _row_by_row),
-    ("stage by stage", stage_by_stage),
-)
 
 
 def _speculate_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
@@ -173,11 +154,17 @@ def _are_long(rows: RowFacts) -> Serves | Refused:
         return Refused("the last-level cache holds all rows")
     whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
     room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
-    return serves_if(rows.row_bytes > room, f"a cache of {room} bytes keeps the exponentials of {rows.row_bytes}")
+    if rows.row_bytes <= room:
+        return Refused(f"a cache of {room} bytes keeps the exponentials of {rows.row_bytes}")
+    once = rows.has_one_result and not rows.kept
+    return serves_if(once, "there are several results, or values of a row are kept, not to be computed twice")
 
 
-def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
-    """Compute a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
+def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
+    """Softmax: a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
+    long = _are_long(rows)
+    if not long:
+        return long
     s, anchor, target, first = rows.create_schedule(), rows.anchor, rows.target, rows.axes[0]
     clamp_logarithm(s, anchor)
     largest, _, total = stages_of(anchor)
@@ -203,3 +190,15 @@ def _softmax_in_two_passes(rows: RowFacts) -> te.Schedule:
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
         s[busy].prefetch(tensor, s[busy].op.reduce_axis[-1], te.Prefetch(length, level_of(target)))
     return s
+
+
+_CANDIDATES: tuple[Candidate[RowFacts], ...] = (
+    ("image by image", image_by_image),
+    ("strided axis", _strided),
+    ("moments of parts", by_moments),
+    ("flattened rows", _flattened),
+    ("transposed rows", _transposed),
+    ("two passes", _in_two_passes),
+    ("row by row", _row_by_row),
+    ("stage by stage", stage_by_stage),
+)

@@ -109,14 +109,13 @@ class TransposedRows:
     def schedule(self) -> te.Schedule:
         """Per iteration transpose a few vectors of rows, run all stages, transpose back and store in memory order."""
         s, result, before = self.rows.create_schedule(), self.rows.result, self.rows.around[0]
-        kept = [op for op in before if uses_reduction(op) or op in self.rows.kept]
         rewritten: dict[te.Tensor, te.Tensor] = {}
         for op in (*before, self.anchor):
             rewritten[op.output(0)] = _transposed(op, len(result.shape), rewritten)
         transposed = rewritten[result]
         plain = te.compute(result.shape, lambda *i: transposed(*i[:-2], i[-1], i[-2]), name=self.anchor.name)
         s.recompute(result, plain)
-        computed = [rewritten[op.output(0)].op for op in (*kept, self.anchor)]
+        computed = [rewritten[op.output(0)].op for op in (*self.rows.of_rows, self.anchor)]
         out = s.outputs[0].output(0)
         inline_all_but(s, out, computed)
         rows = self._rows_per_iteration()
@@ -125,7 +124,7 @@ class TransposedRows:
         if not packed:
             self._transpose_back(s, out, group, transposed)
         copies = self._transpose_inputs(s, out, group, transposed)
-        for stage in (*kept, self.anchor):
+        for stage in (*self.rows.of_rows, self.anchor):
             tensor = rewritten[stage.output(0)]
             columns = self._compute(s, tensor, out, tile if tile is not None and tensor is transposed else group)
             if columns is not None and tensor is not transposed:  # memory is idle during most of the arithmetic
