@@ -75,14 +75,15 @@ class TransposedRows:
             return Refused(f"rows of {length} elements; a horizontal reduction costs less from {most} on")
         if length % (2 * self.lanes) == 0:
             return Refused(f"rows of {length} elements are whole pairs of vectors")
-        fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length))
+        fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length, self.lanes))
         transposes = fits and self.lanes in transposed_vectors(target, result.dtype)
         reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed"
         return serves_if(transposes, reason)
 
-    def _lanes_along(self, length: int) -> list[int]:
-        """Return the vector lengths that fit along a row, longest first."""
-        return [n for n in transposed_vectors(self.rows.target, self.rows.result.dtype) if n <= length]
+    def _lanes_along(self, length: int, rows: int) -> list[int]:
+        """Return the vector lengths that fit along a row, and whose blocks fit `rows`, longest first."""
+        dtype = self.rows.result.dtype
+        return [n for n in transposed_vectors(self.rows.target, dtype) if n <= length and block_of(n, dtype) <= rows]
 
     def _are_independent(self) -> bool:
         """True if stages read either the row's own elements at their own index, or what all rows share.
@@ -119,10 +120,9 @@ class TransposedRows:
         out = s.outputs[0].output(0)
         inline_all_but(s, out, computed)
         rows = self._rows_per_iteration()
-        packed = self._is_packed(out)
-        group, tile = self._packed_loops(s, out, rows) if packed else (self._loops(s, out, rows), None)
-        if not packed:
-            self._transpose_back(s, out, group, transposed)
+        group, tile = self._loops(s, out, rows)
+        if tile is None:
+            self._transpose_back(s, out, group, transposed, rows)
         copies = self._transpose_inputs(s, out, group, transposed)
         for stage in (*self.rows.of_rows, self.anchor):
             tensor = rewritten[stage.output(0)]
@@ -152,29 +152,30 @@ class TransposedRows:
         whole = [n * self.lanes for n in (2, _MOST_VECTORS) if rows % (n * self.lanes) == 0]
         return max([n for n in whole if n <= room], default=self.lanes)
 
-    def _loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> te.IterVar:
-        """Split `out` into groups of rows, each stored as one contiguous line; returns the loop over groups."""
+    def _loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar | None]:
+        """Split `out` into groups of rows; returns the loop over groups, and over packed vectors of rows in a group.
+
+        A group is stored as one contiguous line, or transposed back and stored a vector of rows at a time.
+        """
         *lead, row, column = s[out].op.axis
         group, within = s[out].split(row, factor=rows, tail="shift")
-        line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
-        _, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
-        s[out].vectorize(vector)
-        return parallel_outer(s, out, [*lead, group], self.rows.work, self.rows.target)[-1]
-
-    def _packed_loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar]:
-        """Split `out` into groups, transposed back and stored a vector of rows at a time; returns both loops."""
-        *lead, row, _ = s[out].op.axis
-        group, within = s[out].split(row, factor=rows, tail="shift")
-        tile, each = s[out].split(within, factor=self.lanes)
-        length, ndim = constant_size(out.shape[-1:]), len(out.shape)
-        s[out].tensorize(each, pack_rows(self.lanes, length, ndim, str(out.dtype)))
+        tile: te.IterVar | None = None
+        if self._is_packed(out):
+            tile, each = s[out].split(within, factor=self.lanes)
+            s[out].tensorize(each, pack_rows(self.lanes, constant_size(out.shape[-1:]), out.ndim, str(out.dtype)))
+        else:
+            line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
+            _, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
+            s[out].vectorize(vector)
         return parallel_outer(s, out, [*lead, group], self.rows.work, self.rows.target)[-1], tile
 
-    def _transpose_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor) -> None:
-        """Transpose the results of a group of rows back, into a buffer."""
-        position, length = len(transposed.shape) - 2, constant_size(out.shape[-1:])
+    def _transpose_back(
+        self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor, rows: int
+    ) -> None:
+        """Transpose the results of a group of `rows` back, into a buffer."""
         readers = [op for op in operations_behind([out]) if transposed in op.input_tensors]
-        back, _, _ = transpose_in_registers(s, transposed, readers, position, self._lanes_along(length)[0])
+        lanes = self._lanes_along(constant_size(out.shape[-1:]), rows)[0]
+        back, _, _ = transpose_in_registers(s, transposed, readers, transposed.ndim - 2, lanes)
         s[back].compute_at(s[out], group)
 
     def _transpose_inputs(
