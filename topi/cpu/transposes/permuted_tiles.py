@@ -98,6 +98,15 @@ class _Parts:
         """Elements of the input from one index of a part to the next."""
         return self.size(self.order[self.order.index(part) + 1 :])
 
+    def regrouped(
+        self, index: Sequence[Any], old: Sequence[Sequence[int]], new: Sequence[Sequence[int]]
+    ) -> list[Any]:
+        """An index into dimensions that are nested parts, `old`, as one into others, `new`, of the same parts."""
+        at: dict[int, Any] = {}
+        for group, e in zip(old, index, strict=True):
+            at.update(zip(group, unravel_index(e, [self.sizes[i] for i in group]), strict=True))
+        return [ravel_index([at[i] for i in group], [self.sizes[i] for i in group]) for group in new]
+
     def run(self, parts: Sequence[int]) -> int:
         """Elements of nested `parts` that the input has in the same order, at a constant stride."""
         order = self.order[: self.order.index(parts[-1]) + 1]
@@ -235,22 +244,15 @@ class PermutedTiles:
 
     def _copied(self, s: te.Schedule) -> te.Tensor:
         """Add a copy of the input as matrices of columns by rows."""
-        parts, first = self.parts, [*self.parts.outside, *self._grid]
-        groups = [[i] for i in first] + [list(self.columns), list(self.rows)]
-        dims = list(dict.fromkeys([parts.axes[i] for i in parts.order]))
+        parts = self.parts
+        groups = [*[[i] for i in (*parts.outside, *self._grid)], self.columns, self.rows]
+        dims = [parts.of_axis(n) for n in dict.fromkeys([parts.axes[i] for i in parts.order])]
 
         def element(source: te.Tensor, *place: Any) -> PrimExpr:
-            at: dict[int, Any] = {}
-            for group, e in zip(groups, place, strict=True):
-                at.update(zip(group, unravel_index(e, [parts.sizes[i] for i in group]), strict=True))
-            return source(*[_joined(parts, n, at) for n in dims])
+            return source(*parts.regrouped(place, groups, dims))
 
         def place(*index: Any) -> Sequence[Any]:
-            at: dict[int, Any] = {}
-            for n, e in zip(dims, index, strict=True):
-                mine = parts.of_axis(n)
-                at.update(zip(mine, unravel_index(e, [parts.sizes[i] for i in mine]), strict=True))
-            return [ravel_index([at[i] for i in group], [parts.sizes[i] for i in group]) for group in groups]
+            return parts.regrouped(index, dims, groups)
 
         readers = [op for op in operations_behind([self.out]) if self.tensor in op.input_tensors]
         shape = [parts.size(group) for group in groups]
@@ -296,11 +298,6 @@ def _pieces(
     parts = _Parts.of(shape, order, {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}})
     small = parts.size(parts.inside) * max(size, out.dtype.nbytes) <= most
     return parts if small and parts.outside else None
-
-
-def _joined(parts: _Parts, axis: int, at: dict[int, Any]) -> PrimExpr:
-    mine = parts.of_axis(axis)
-    return ravel_index([at[i] for i in mine], [parts.sizes[i] for i in mine])
 
 
 def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | Refused:

@@ -10,7 +10,7 @@ from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, Var
 from relayc.topi.cpu.accesses import reads
-from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES, PAGE_BYTES
+from relayc.topi.cpu.prefetch import CONFLICT_BYTES, LINE_BYTES
 from relayc.topi.cpu.register_transpose import untransposed
 from relayc.topi.cpu.tiling import has_few_fill_buffers
 from relayc.topi.cpu.transposes.facts import TransposeFacts
@@ -174,10 +174,6 @@ _LINE_PARTS = 4
 """Cache lines that are written of each output row in a tile."""
 _FEWEST_PARTS = 8
 """Fewest cache lines of an output row that is no whole number of them."""
-_PARTS_OF_WHOLE_ROWS = 2
-"""Cache lines of each output row where tiles take up the input's rows whole, so that it is read in order."""
-_PARTS_APART = 8
-"""Cache lines of each output row where output rows are a multiple of pages apart."""
 _WHOLE_ROW_BYTES = 512
 """Input rows are taken whole up to so many bytes."""
 _TILES_AHEAD = 4
@@ -240,13 +236,7 @@ def _of_long_lines(facts: TransposeFacts, height: int) -> TransposePlan:
     """
     (rows, columns), l2, unaligned = facts.static_sizes, facts.caches.l2, facts.has_unaligned_rows
     whole_rows = rows == facts.row_stride and rows * facts.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
-    if unaligned:  # one more line is transposed, mostly in vain where there are few
-        parts = _LINE_PARTS
-    elif facts.result_alignment >= PAGE_BYTES:
-        parts = _PARTS_APART
-    else:
-        parts = _PARTS_OF_WHOLE_ROWS if whole_rows else _LINE_PARTS
-    width = min(max(parts * facts.line, facts.lanes), columns)
+    width = min(max(_LINE_PARTS * facts.line, facts.lanes), columns)
     run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
     ahead = min(_ROWS_AHEAD, max(l2 // facts.stride_alignment, facts.block)) * facts.row_stride
     height = rows if whole_rows else height
