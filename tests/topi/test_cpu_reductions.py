@@ -454,7 +454,7 @@ def test_extrema_of_16_bit_floats_are_compared_as_integers(shape, axis, dtype, t
         x = te.placeholder(shape, dtype, "x")
         y = function(x, axis=axis)
         lowered = te.lower(schedule_for([y], Target(target)), [x, y])
-        assert ("uint16" in str(lowered)) == (shape[-1] != 7 or axis != 1)
+        assert "uint16" in str(lowered)
         module = backend.build(lowered, target=Target(target))
         for nan in (None, 0x7FFF, 0xFFFF):
             bits = random.integers(0, 65536, shape).astype("uint16")

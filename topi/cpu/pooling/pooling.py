@@ -43,8 +43,7 @@ def _columns(kernel: KernelFacts) -> te.Schedule | Refused:
     if [*operation.attrs["axes"]] != [*range(1, len(operation.axis) - 1)] or not kernel.has_one_result:
         return Refused("no images with channels last and one result")
     s = kernel.create_schedule()
-    if iterations([operation.axis[-1]]) >= vector_lanes(target):
-        operation = compare_as_integers(s, operation)
+    operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation) if len(operation.axis) == 4 else None
     schedule_windows(s, operation, shared, ColumnTiles.of(shared, target), target)
     return s

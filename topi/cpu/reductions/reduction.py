@@ -46,8 +46,6 @@ _FEW_LANES = 8
 """Most lanes of a vector that are added up sequentially; of wider vectors, quarters are added first."""
 _NARROW_BYTES = 2
 """Bytes of 16-bit results, whose elements are converted."""
-_FEW_ELEMENTS = 8
-"""Shortest rows of 16-bit floats that are compared as integers: shorter ones load elements singly, as float32."""
 _BLOCK = 1024
 """Columns whose partial results a reduction along a strided axis keeps in L1, for 32-bit results; as many bytes for
 others."""
@@ -146,8 +144,7 @@ def _split_between_cores(
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule a reduction with an elementwise tail, by vectors of partial results or, if strided, of outputs."""
     s = te.create_schedule([out.op for out in outs])
-    if not _reduces_last_axis(anchor) or iterations(anchor.reduce_axis) >= _FEW_ELEMENTS:
-        anchor = compare_as_integers(s, anchor)
+    anchor = compare_as_integers(s, anchor)
     outs = [out.output(0) for out in s.outputs]
     inline_injective(s, outs, keep=[anchor])
     if _reduces_last_axis(anchor):
