@@ -172,9 +172,12 @@ def test_a_config_lists_chosen_values() -> None:
         (lambda x: nn.standardize(x, (0, 2)), (2, 6, 256), "standardize", "moments of parts", "strided axis", "span"),
         (lambda x: nn.softmax(x, axis=0), (8, 4096), "columns", None, "parts of rows", "8 rows"),
         (lambda x: relay.log_sum_exp(x, axis=0), (8, 256), "log-sum-exp", "two passes", "flattened rows", "last"),
-        (lambda x: relay.sum(x, axis=-1), (64, 512), "reduction along memory", "row by row", "one row", "several"),
+        (
+            lambda x: relay.sum(x, axis=-1), (64, 512), "reduction along memory", "row by row",
+            "rows split between cores", "enough",
+        ),
     ],
-)
+)  # fmt: skip
 def test_families_of_kernels_give_reasons(
     function: Callable[[relay.Expr], relay.Expr], shape: tuple[int, ...], subject: str, choice: str | None,
     refused: str, reason: str,

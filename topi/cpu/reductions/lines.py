@@ -8,12 +8,13 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.tir import Add, Reduce
 from relayc.topi.cpu.accesses import only_variable, reads
+from relayc.topi.cpu.common import attach, reduce_by_vectors
 from relayc.topi.groups import constant_size, extent_of, iterations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_up_in_registers", "add_up_lines", "even_part", "lines_per_step"]
+__all__ = ["add_up_in_registers", "add_up_lines", "even_part", "lines_per_step", "partial_results"]
 
 _LINES = 8
 """Lines that a reduction along a strided axis takes at once: partial results are loaded and stored once for all."""
@@ -54,10 +55,10 @@ def _add_up_in_blocks(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te
     is_static = all(isinstance(extent_of(a), int) for a in s[tensor].op.reduce_axis)
     blocks = _loops_over_blocks(s, tensor)
     if blocks:
-        block = _factored(s, tensor, blocks)
+        block = partial_results(s, tensor, *blocks)
         (number,) = s[tensor].op.reduce_axis
         _vectorize_columns(s, tensor, [number], lanes)
-        s[block].compute_at(s[tensor], number)
+        attach(s, block, tensor, number)
         if is_static:  # others would only grow the code: their groups of lines are tested anyway
             s[tensor].pragma(number, "loop_partition_hint")
         tensor = block
@@ -66,15 +67,12 @@ def _add_up_in_blocks(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te
     lines, group = s[tensor].split(line, factor=at_once * apart)
     each, page = s[tensor].split(group, factor=apart)
     s[tensor].reorder(lines, page, each)
-    few = _factored(s, tensor, [*s[tensor].op.reduce_axis[:-1], lines, page])
+    few = partial_results(s, tensor, *s[tensor].op.reduce_axis[:-1], lines, page)
     over = s[tensor].split(s[tensor].op.reduce_axis[0], factor=apart)
     s[tensor].pragma(over[0], "loop_partition_hint")
-    s[few].compute_at(s[tensor], _vectorize_columns(s, tensor, over, lanes))
-    (each,), column = s[few].op.reduce_axis, s[few].op.axis[-1]
-    s[few].reorder(each, column)
-    s[few].unroll(each)
-    s[few].vectorize(column)
-    return few, each
+    attach(s, few, tensor, _vectorize_columns(s, tensor, over, lanes))
+    reduce_by_vectors(s, few, unrolled=_LINES)
+    return few, s[few].op.reduce_axis[0]
 
 
 def _vectorize_columns(s: te.Schedule, tensor: te.Tensor, over: Sequence[te.IterVar], lanes: int) -> te.IterVar:
@@ -106,12 +104,11 @@ def _loops_over_blocks(s: te.Schedule, tensor: te.Tensor) -> list[te.IterVar]:
     return axes
 
 
-def _factored(s: te.Schedule, tensor: te.Tensor, axes: list[te.IterVar]) -> te.Tensor:
-    """Factor (`rfactor`) the reduction into local partial results for each iteration of the loops over `axes`."""
+def partial_results(s: te.Schedule, tensor: te.Tensor, *axes: te.IterVar) -> te.Tensor:
+    """Factor (`rfactor`) a reduction into partial results for each iteration of the loops over `axes`: the first ones.
+    """
     made = s.rfactor(tensor, s[tensor].fuse(*axes))
-    assert isinstance(made, te.Tensor)
-    s[made].set_scope("local")
-    return made
+    return made if isinstance(made, te.Tensor) else made[0]
 
 
 def _is_float_sum(op: te.Operation) -> bool:
@@ -165,10 +162,8 @@ def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     apart = lines_per_step(extent_of(line))
     if len(s[tensor].op.reduce_axis) == 1 and s[tensor].op.num_outputs == 1 and apart % 2 == 0:
         _, half = s[tensor].split(line, factor=2)
-        halves = s.rfactor(tensor, half)
-        assert isinstance(halves, te.Tensor)
+        stages.insert(0, partial_results(s, tensor, half))
         s[tensor].unroll(s[tensor].op.reduce_axis[0])
-        stages.insert(0, halves)
         apart //= 2
     for stage in stages:
         *data, column = s[stage].op.axis

@@ -21,7 +21,7 @@ from relayc.topi.cpu.prefetch import (
     prefetch_rows,
     rows_ahead,
 )
-from relayc.topi.cpu.reductions.lines import add_up_lines
+from relayc.topi.cpu.reductions.lines import add_up_lines, partial_results
 from relayc.topi.cpu.reductions.rewrites import compare_as_integers, reduce_lines_first, sum_bytes_in_parts
 from relayc.topi.cpu.reductions.short_rows import reduce_short_rows, rows_are_short
 from relayc.topi.cpu.tiling import (
@@ -72,13 +72,9 @@ def vectorize_reduction(
     are fused. The list is empty, and the reduction stays scalar, when the axis is too short or several results depend
     on each other. Dynamic lengths are assumed to be long enough.
     """
-    op = s[tensor].op
-    axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
-    sizes = [a.extent for a in op.reduce_axis]
-    if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False):
-        axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
-    length = constant_size([extent])
-    if length < 2 * lanes or not _are_independent(op):
+    contiguous = _contiguous_axes(s[tensor].op)
+    axis, length = s[tensor].fuse(*contiguous), iterations(contiguous)
+    if length < 2 * lanes or not _are_independent(s[tensor].op):
         return []
     factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
@@ -99,6 +95,11 @@ def vectorize_reduction(
     return partial
 
 
+def _contiguous_axes(op: te.Operation) -> list[te.IterVar]:
+    """The reduction axes whose elements are one run of memory for each result."""
+    return list(op.reduce_axis) if op.attrs.get("reduces_trailing_axes", False) else [op.reduce_axis[-1]]
+
+
 def _are_independent(op: te.Operation) -> bool:
     """True if no result of a reduction depends on another one."""
     assert isinstance(op, te.ComputeOp)
@@ -112,8 +113,7 @@ def _rfactor_lanes(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Te
 
     The tail of a row is partitioned off as a shorter vector: a mask would keep partial results in memory.
     """
-    made = s.rfactor(tensor, lane)
-    partial = made if isinstance(made, te.Tensor) else made[0]
+    partial = partial_results(s, tensor, lane)
     s[partial].set_scope("local")
     first, *data = s[partial].op.axis
     *_, over = s[partial].op.reduce_axis
@@ -136,8 +136,7 @@ def _split_between_cores(
     if not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
         return Refused("the reduction is dynamic, or too short for several cores")
     part, _ = s[tensor].split(axis, factor=-(-extent // cores))
-    made = s.rfactor(tensor, part)
-    return made if isinstance(made, te.Tensor) else made[0]
+    return partial_results(s, tensor, part)
 
 
 @register_schedule("comm_reduce", "cpu", rank=Rank.REDUCTION)
@@ -159,11 +158,6 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     return s
 
 
-def _length(op: te.Operation) -> int:
-    """Elements that are reduced to one."""
-    return iterations(op.reduce_axis)
-
-
 def _work(op: te.Operation) -> float:
     return iterations((*op.axis, *op.reduce_axis)) * 2.0
 
@@ -177,7 +171,7 @@ def reduce_along(
     result, does.
     """
     result, axes = passes[-1], list(s[out].op.axis)
-    rows, length = iterations(axes), _length(s[result].op)
+    rows, length = iterations(axes), iterations(s[result].op.reduce_axis)
     single, work = len(passes) == 1, _work(s[result].op)
     lanes = _lanes_along(s[result].op, target) if single else vector_lanes(target)
 
@@ -198,20 +192,15 @@ def reduce_along(
         _prefetch_along(s, vectorize_reduction(s, shared, lanes, (shared, row)), target)
         return True
 
-    def one_row() -> Serves | Refused:
-        if axes or not single:
-            return Refused("there are several rows" if axes else "there are several passes")
-        _prefetch_along(s, vectorize_reduction(s, result, lanes), target)
-        return True
-
     def row_by_row() -> Serves:
-        row = s[out].fuse(*axes)
-        parallel(s, out, row, work, lanes)
+        at = (out, s[out].fuse(*axes)) if axes else None  # one row may have several results, which are no loop's
+        if at is not None:
+            parallel(s, *at, work, lanes)
         partials: list[te.Tensor] = []
         for each in passes:
-            if s[each].op is not s[out].op:
-                attach(s, each, out, row)
-            partials = vectorize_reduction(s, each, lanes, (out, row))
+            if at is not None and s[each].op is not s[out].op:
+                attach(s, each, *at)
+            partials = vectorize_reduction(s, each, lanes, at)
         if speculation is not None:
             partials = vectorize_reduction(s, speculation, lanes, (speculation, s[speculation].op.axis[-1]))
         if single:
@@ -225,7 +214,7 @@ def reduce_along(
 
     first_of("reduction along memory", (
         ("several rows in a vector", several_at_a_time), ("rows split between cores", split_between_cores),
-        ("one row", one_row), ("row by row", row_by_row),
+        ("row by row", row_by_row),
     ))  # fmt: skip
 
 
@@ -238,9 +227,7 @@ def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Targe
 
 def _lanes_along(op: te.Operation, target: Target) -> int:
     """Return the lanes of vectors in which `op` reduces rows, halved while rows are shorter than two vectors."""
-    extents = [extent_of(a) for a in op.reduce_axis]
-    length = constant_size(extents if op.attrs.get("reduces_trailing_axes", False) else extents[-1:])
-    lanes = vector_lanes(target, op.output(0).dtype.nbytes)
+    lanes, length = vector_lanes(target, op.output(0).dtype.nbytes), iterations(_contiguous_axes(op))
     while length < 2 * lanes > 2 * vector_lanes(target):
         lanes //= 2
     return lanes
@@ -257,7 +244,7 @@ def reduce_across(
     `speculation`: the reduction that speculates on the result of the last pass. `narrow`: 16-bit partial sums of which
     the only pass is the sum.
     """
-    result, single, length = passes[-1], len(passes) == 1, max(_length(s[passes[-1]].op), 1)
+    result, single, length = passes[-1], len(passes) == 1, max(iterations(s[passes[-1]].op.reduce_axis), 1)
     lanes = vector_lanes(target, result.dtype.nbytes if single else 4)
     shape, width = [extent_of(a) for a in s[out].op.axis], 0
     work, columns = _work(s[result].op) * len(passes), constant_size(shape[-1:])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Dim
 
-__all__ = ["schedule_log_sum_exp", "schedule_variance"]
+__all__ = ["schedule_two_passes"]
 
 _VARIANCE_ALONG, _VARIANCE_ACROSS = 4, 2
 """Divisors of the L2 size, along memory and along a strided axis: the most that both passes of a variance go over."""
@@ -88,18 +88,25 @@ class TwoPassFacts(KernelFacts):
         (reduce_along if self.along else reduce_across)(s, out, passes, self.target, speculation)
 
 
-@register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)
-def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Schedule a variance with an elementwise tail: two passes over rows in a cache, or parts where they don't fit."""
-    candidates: tuple[Candidate[TwoPassFacts], ...] = (
-        ("mean and variance", _mean_and_variance), ("stage by stage", stage_by_stage)
-    )  # fmt: skip
-    return schedule_by(candidates, TwoPassFacts(outs, anchor, target))
+@register_schedule([VARIANCE, LOG_SUM_EXP], "cpu", rank=Rank.REDUCTION)
+def schedule_two_passes(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Schedule a variance or log-sum-exp with an elementwise tail: two passes over rows in a cache.
+
+    The first finds the mean or the maximum. Where no cache holds rows, both passes go over parts of them.
+    """
+    return schedule_by(_CANDIDATES, TwoPassFacts(outs, anchor, target))
 
 
-def _mean_and_variance(kernel: TwoPassFacts) -> te.Schedule | Refused:
+def _over_rows(kernel: TwoPassFacts) -> te.Schedule | Refused:
     if not kernel.has_one_result:
         return Refused("there are several results")
+    return _mean_and_variance(kernel) if kernel.anchor.tag == VARIANCE else _largest_and_sum(kernel)
+
+
+_CANDIDATES: tuple[Candidate[TwoPassFacts], ...] = (("two passes", _over_rows), ("stage by stage", stage_by_stage))
+
+
+def _mean_and_variance(kernel: TwoPassFacts) -> te.Schedule:
     s, x, anchor, axes = kernel.create_schedule(), kernel.x, kernel.anchor, kernel.axes
     fitting = kernel.parts(kernel.target.cache_bytes.l2 // (_VARIANCE_ALONG if kernel.along else _VARIANCE_ACROSS))
     fits = kernel.are_whole(fitting)
@@ -119,18 +126,7 @@ def _mean_and_variance(kernel: TwoPassFacts) -> te.Schedule | Refused:
     return s
 
 
-@register_schedule(LOG_SUM_EXP, "cpu", rank=Rank.REDUCTION)
-def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Schedule log-sum-exp with an elementwise tail: a pass for the maximum, then one for the sum, from the cache."""
-    candidates: tuple[Candidate[TwoPassFacts], ...] = (
-        ("maximum, then sum", _largest_and_sum), ("stage by stage", stage_by_stage)
-    )  # fmt: skip
-    return schedule_by(candidates, TwoPassFacts(outs, anchor, target))
-
-
-def _largest_and_sum(kernel: TwoPassFacts) -> te.Schedule | Refused:
-    if not kernel.has_one_result:
-        return Refused("there are several results")
+def _largest_and_sum(kernel: TwoPassFacts) -> te.Schedule:
     s, x, anchor, target = kernel.create_schedule(), kernel.x, kernel.anchor, kernel.target
     largest, total = kernel.first, kernel.result
     sizes = kernel.parts(target.cache_bytes.l2 // _SHARE_OF_L2, _LINES)
