@@ -18,7 +18,7 @@ from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as
 
 __all__ = [
     "constant_size", "extent_of", "factor_of", "has_gaps", "in_one_loop", "inline_injective", "inlined",
-    "is_injective", "is_static", "iterations", "least_extent", "likely_extent", "uses_reduction",
+    "is_injective", "is_static", "iterations", "least_extent", "likely_extent", "likely_rows", "uses_reduction",
 ]  # fmt: skip
 
 
@@ -124,6 +124,21 @@ def likely_extent(extent: Dim, size: int) -> int:
     sizes = {v: convert(size) for v in post_order(extent) if isinstance(v, Var)}
     found = as_int(Analyzer().simplify(substitute(extent, sizes)))
     return size if found is None else max(found, 1)
+
+
+_LIKELY_BATCHES, _FEWEST_ROWS_OF_AN_IMAGE = (1, 8), 32
+"""Sizes of a batch that are taken to be as likely, and the fewest rows of each image for them to say anything: with
+fewer the number of images determines the plan."""
+
+
+def likely_rows(extents: Sequence[Dim], otherwise: int) -> tuple[int, ...]:
+    """The likely numbers of rows of a product, `extents` in all: of one image and of several, where only the size of
+    the batch, in the first extent, is dynamic; `otherwise` one. For decisions only.
+    """
+    if is_static(extents) or not is_static(extents[1:]):
+        return (otherwise,)
+    image = math.prod(map(factor_of, extents))
+    return tuple([n * image for n in _LIKELY_BATCHES]) if image >= _FEWEST_ROWS_OF_AN_IMAGE else (otherwise,)
 
 
 def iterations(axes: Iterable[te.IterVar]) -> int:

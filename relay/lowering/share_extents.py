@@ -36,12 +36,17 @@ from relayc.te.dtype import INT32
 from relayc.te.ir import PassContext
 from relayc.te.ir.decisions import is_recording, note
 from relayc.te.tir import Dim, SizeVar
+from relayc.topi.groups import likely_rows
 
 __all__ = ["FEWEST_STATIC", "ShareExtents", "open_axes", "outlined"]
 
 FEWEST_STATIC = 4
 """Fewest functions of static shapes that share a kernel. One kernel of any of some extents takes little longer to
 compile than that of one."""
+
+_FEWEST_OF_IMAGES = 8
+"""Fewest functions that do where only the batch is dynamic: schedules for static lines of images, and so their code,
+are better if all extents are known."""
 
 
 class ShareExtents(GraphPass):
@@ -94,8 +99,10 @@ def _may_share(workload: Workload) -> bool:
 
 def _groups(alike: list[_Abstracted]) -> Iterator[list[_Abstracted]]:
     """The functions, equal but for extents, in groups of those that share a kernel."""
-    if sizes_of(alike[0].workload.function):
-        yield from (group for group in _similar(alike) if len(group) > 1)
+    function = alike[0].workload.function
+    if sizes_of(function):
+        fewest = _FEWEST_OF_IMAGES if len(likely_rows(function.body.shape[:-1], 0)) > 1 else 2
+        yield from (group for group in _similar(alike) if len(group) >= fewest)
         return
     channels = [each.workload.function.params[0].shape[-1:] for each in alike]
     columns = zip(*[each.extents for each in alike], strict=True)

@@ -57,6 +57,7 @@ from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, vectorizes_across_groups
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, image_to_plan_for
 from relayc.topi.cpu.tiling import (
+    Rows,
     amx_panel,
     at_precision_of,
     group_panel,
@@ -68,6 +69,7 @@ from relayc.topi.cpu.tiling import (
     spare_registers,
     vector_lanes,
 )
+from relayc.topi.groups import likely_rows
 
 __all__ = ["PackWeights"]
 
@@ -174,7 +176,7 @@ class _Packer:
         return self.packed[key]
 
     def _width(
-        self, rows: int, columns: int, steps: int, row_stride: int, row_size: int = 0, form: str = "fma",
+        self, rows: Rows, columns: int, steps: int, row_stride: int, row_size: int = 0, form: str = "fma",
         dtype: DType = _SINGLE,
     ) -> int:  # fmt: skip
         """Columns of a panel of `dtype`; consecutive rows are read `row_stride` elements apart.
@@ -196,14 +198,15 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
             width = amx_panel(self.target, rows, units, -(-depth // 4))[0]
-            width = width or self._width(rows, units, depth, depth, form="dot4")
+            width = width or self._width(_rows(call), units, depth, depth, form="dot4")
             dot4 = self._dot4_operands(call, weight, outputs_first, order, width)
             if dot4 is not None:
                 return dot4.product_of_rows(units, call)
         if self._by_bfloat16(weight):
             return self._dense_bfloat16(call, weight, outputs_first, order, rows)
         pairs = rows > 1 and depth > 1 and fit_16_bits(call.args[0], values)
-        width = self._width(rows, units, depth, depth, form="dot2" if pairs else "fma", dtype=weight.dtype)
+        form = "dot2" if pairs else "fma"
+        width = self._width(_rows(call), units, depth, depth, form=form, dtype=weight.dtype)
         packed = self._packed(weight, outputs_first, order, width)
         if order == "NK":
             self.matrices[place_of(weight)] = PackedMatrix(packed, units)
@@ -224,7 +227,7 @@ class _Packer:
         """A product of rows by pairs of bfloat16; where their number is odd, 0 is added."""
         units, depth = outputs_first.shape
         width = amx_panel(self.target, rows, units, -(-depth // 2), "dot2_bfloat16")[0]
-        width = width or self._width(rows, units, depth, depth, form="dot2_bfloat16")
+        width = width or self._width(_rows(call), units, depth, depth, form="dot2_bfloat16")
         panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
         matrix, lead = as_matrix(pad_last(call.args[0], depth % 2))
         made = DenseDot2Bfloat16(units=units, rows=lead)
@@ -240,7 +243,7 @@ class _Packer:
         steps, row_stride = math.prod(kernel) * inputs, inputs * op.strides[-1]
         width = self._amx_window_panel(call, rows, channels, math.prod(kernel) * -(-inputs // 2), "dot2_bfloat16")
         on_amx = width > 0
-        width = width or self._width(rows, channels, steps, row_stride, row_size, "dot2_bfloat16")
+        width = width or self._width(_rows(call), channels, steps, row_stride, row_size, "dot2_bfloat16")
         order = f"{op.kernel_layout} in pairs{' as windows' if on_amx else ''}"
         panels = self._bfloat16_panels(weight, outputs_first, order, width, flat=on_amx)
         made = Conv2DNHWCDot2Bfloat16(
@@ -341,7 +344,7 @@ class _Packer:
             form = "dot2" if pairs else "fma"
             row_stride = group_size * op.strides[-1]
             line = row_size if isinstance(row_size, int) else 0
-            width = self._width(rows, channels, steps, row_stride, line, form, weight.dtype)
+            width = self._width(_rows(call), channels, steps, row_stride, line, form, weight.dtype)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
@@ -382,7 +385,7 @@ class _Packer:
         elif op.groups > 1:
             width = group_panel(self.target, rows, outputs, steps)
         else:
-            width = self._width(rows, channels, steps, row_stride, row_size)
+            width = self._width(_rows(call), channels, steps, row_stride, row_size)
         panels = Call(PackPanels(width=width), (reshaped(outputs_first, (blocks, outputs, steps)),), span=call.span)
         packed = reshaped(panels, (blocks * -(-outputs // width), *kernel, group_size, width))
         made = _PACKED[op.rank](
@@ -407,7 +410,7 @@ class _Packer:
             else self._amx_window_panel(call, rows, channels, words, "dot4")
         )
         on_amx = width > 0
-        width = width or self._width(rows, channels, steps, row_stride, row_size, "dot4")
+        width = width or self._width(_rows(call), channels, steps, row_stride, row_size, "dot4")
         if is_product:
             matrix = outputs_first.reshape(channels, group_size)
             dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
@@ -548,6 +551,12 @@ def _padded_last(x: Array, count: int) -> Array:
     """A contiguous array: `x` with `count` zeros after the last dimension."""
     whole = np.ascontiguousarray(x)
     return np.pad(whole, [*[(0, 0)] * (x.ndim - 1), (0, count)]) if count else whole
+
+
+def _rows(call: Call) -> Rows:
+    """The number of rows of the product or convolution, or several that are as likely."""
+    rows = call.shape[:-1]
+    return likely_rows(rows, math.prod([d if isinstance(d, int) else _UNKNOWN_ROWS for d in rows]))
 
 
 def _is_product(op: Conv2D, kernel: Sequence[int]) -> bool:

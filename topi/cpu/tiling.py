@@ -34,6 +34,7 @@ __all__ = [
     "MEMORY_BYTES_PER_CYCLE",
     "SET_ELEMENTS",
     "RegisterTile",
+    "Rows",
     "amx_panel",
     "at_precision_of",
     "attention_blocks",
@@ -264,6 +265,15 @@ def tile_cycles(tile: RegisterTile, steps: int, line: int = 0) -> float:
     return per_step * (steps + _TILE_OVERHEAD_STEPS) + addresses * _ADDRESS_CYCLES
 
 
+Rows = int | tuple[int, ...]
+"""The number of rows of a product, or several that are as likely: a tile's cost is then the product of those for each.
+"""
+
+
+def _likely(rows: Rows) -> tuple[int, ...]:
+    return (rows,) if isinstance(rows, int) else rows
+
+
 def _cost(
     tile: RegisterTile, rows: int, columns: int, steps: int, line: int = 0, *, widened: bool = False
 ) -> float:
@@ -300,7 +310,7 @@ def product_cycles(target: Target, rows: int, columns: int, steps: int, line: in
 
 @lru_cache(maxsize=1024)
 def best_tile(
-    target: Target, rows: int, columns: int, steps: int, *,
+    target: Target, rows: Rows, columns: int, steps: int, *,
     lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0, cores: int = 1,
     apart: int = 0, widened: bool = False,
 ) -> RegisterTile:  # fmt: skip
@@ -312,16 +322,20 @@ def best_tile(
     see `_cost`.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    best, least = None, (math.inf, 0)
+    best, least, likely = None, (math.inf, 0), _likely(rows)
+
+    def uneven(tile: RegisterTile, rows: int) -> float:
+        tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+        return max(cores * largest_partition(tiles, cores) * _NEARLY_EVEN, 1.0)
+
     for tile in _tiles(target, lanes, vectors, temporaries):
-        if tile.rows > max(rows, 1):
+        if tile.rows > max(*likely, 1):
             continue
-        cost = _cost(tile, rows, columns, steps, line, widened=widened)
+        cost = math.prod([_cost(tile, n, columns, steps, line, widened=widened) for n in likely])
         if cost > least[0]:
             continue  # what follows makes no tile cheaper
-        tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-        uneven = max(cores * largest_partition(tiles, cores) * _NEARLY_EVEN, 1.0)
-        rank = (cost * uneven * _crowding(target, tile.rows, apart), -tile.rows * tile.vectors)
+        slower = math.prod([uneven(tile, n) * _crowding(target, tile.rows, apart) for n in likely])
+        rank = (cost * slower, -tile.rows * tile.vectors)
         if best is None or rank < least:
             best, least = tile, rank
     assert best is not None, "a tile of one row fits in any registers"
@@ -333,7 +347,7 @@ _NEARLY_EVEN = 0.9
 
 
 def packed_columns(
-    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0,
+    target: Target, rows: Rows, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0,
     *, widened: bool = False,
 ) -> int:  # fmt: skip
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. For the rest see `best_tile`."""
@@ -344,7 +358,8 @@ def packed_columns(
         target, rows, columns, steps, line=line, temporaries=temporaries, cores=cores, apart=apart, widened=widened
     )
     widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None, temporaries))
-    return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
+    of_rows = " or ".join(map(str, _likely(rows)))
+    return choose(f"panel of {of_rows}x{columns}x{steps}", best.columns, widths)
 
 
 def group_panel(target: Target, rows: int, group: int, steps: int) -> int:
@@ -369,7 +384,7 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 
 
 def tile_rows(
-    target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0,
+    target: Target, rows: Rows, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0,
     apart: int = 0, *, widened: bool = False,
 ) -> int:  # fmt: skip
     """Rows of the register tile for a given panel width.
@@ -379,18 +394,18 @@ def tile_rows(
     """
     lanes = min(vector_lanes(target), panel)
     vectors = -(-panel // lanes)
-    shared = panels or 0
-    cores = min(target.num_cores, threads_worthwhile(2.0 * rows * panel * shared * steps, lanes)) if shared else 1
+    shared, likely = panels or 0, _likely(rows)
 
-    def cost(tile: RegisterTile) -> float:
+    def cost(tile: RegisterTile, rows: int) -> float:
+        cores = min(target.num_cores, threads_worthwhile(2.0 * rows * panel * shared * steps, lanes)) if shared else 1
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
         slower = _crowding(target, tile.rows, apart)
         cycles = _cost(tile, rows, panel, steps, line, widened=widened)
         return cycles * slower * cores * largest_partition(tiles, cores)
 
-    tiles = _tiles(target, lanes, vectors, temporaries)
-    best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
-    return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
+    tiles = [tile for tile in _tiles(target, lanes, vectors, temporaries) if tile.rows <= max(*likely, 1)]
+    best = min(tiles, key=lambda tile: (math.prod([cost(tile, n) for n in likely]), -tile.rows))
+    return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= max(likely)])
 
 
 _WIDENING_CYCLES = (1.0, 3.0)

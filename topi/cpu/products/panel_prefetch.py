@@ -13,7 +13,7 @@ from relayc.te.stage import Split
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.plan import TILES_OF_HALF
 from relayc.topi.cpu.tiling import has_few_registers, has_high_latency_llc, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, factor_of, is_static, least_extent
+from relayc.topi.groups import constant_size, extent_of, factor_of, is_static, least_extent, likely_rows
 from relayc.topi.registry import operations_after
 from relayc.topi.tuning import choose
 from relayc.topi.utils import ceil_div, num_elements, ravel_index, unravel_index
@@ -306,16 +306,17 @@ def stream_results(
 
     Some lines every few steps: a tile's rows are too many streams for the hardware prefetcher, and all of them together
     exceed the line-fill buffers: neither loads of the next tile nor stores could go on. The reduction's innermost loop
-    may be split already. A dynamic number of rows counts as many; images of dynamic sizes are mostly small enough for
-    the caches, where prefetches cost up to a tenth.
+    may be split already. A dynamic number of rows counts as many, one of images of a static size as one of them; images
+    of dynamic sizes are mostly small enough for the caches, where prefetches cost up to a tenth.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
-    large = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     *rows, columns = out.shape
-    known = (*along, columns) if anchor.tag == "dense_packed" else (*along, *out.shape)
+    likely = likely_rows(rows, constant_size(rows))
+    large = [t for t in (*residuals, out) if likely[0] * constant_size([columns]) * t.dtype.nbytes > size]
+    known = (*along, columns) if anchor.tag == "dense_packed" or len(likely) > 1 else (*along, *out.shape)
     if not large or not all(isinstance(d, int) for d in known) or _is_crowded(along, target):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])

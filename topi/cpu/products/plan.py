@@ -25,7 +25,7 @@ from relayc.topi.cpu.tiling import (
     vector_lanes,
     weights_stay,
 )
-from relayc.topi.groups import constant_size, extent_of, factor_of, has_gaps, is_static
+from relayc.topi.groups import constant_size, extent_of, factor_of, has_gaps, is_static, likely_rows
 from relayc.topi.tuning import choose
 from relayc.topi.utils import ceil_div
 
@@ -57,6 +57,8 @@ _WASTE = 0.01
 _TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES = 4, 2
 """Fewest tiles that prefetch the next panel where the number of rows is dynamic, and fewest steps of each between two
 lines, for which there are more tiles: a few more still leave time for them."""
+_TILES_OF_AN_IMAGE = 8
+"""Most tiles that do so because each of a dynamic number of images has as many."""
 TILES_OF_HALF = 2
 """Most tiles of half the height, or less, for fewer rows than a tile has."""
 _ROWS_OF_A_K_BLOCK = 112
@@ -145,7 +147,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     temporaries = spare_registers(target, form) + _shared_pixels(anchor, target)
     panels = -(-p.columns // width)
     height = tile_rows(
-        target, p.rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
+        target, p.likely_rows, width, p.steps, panels, p.line, temporaries, p.row_stride, widened=bool(narrow)
     )
     if not is_static([extent_of(axis) for axis in anchor.reduce_axis]) and not has_gaps(p.left):
         height = min(height, _ROWS_OF_ANY_LENGTH)
@@ -170,8 +172,10 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
         at_once = _tiles_per_step(p, tiles, panels_first)
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
-        consecutive = min(consecutive, max(_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step))
-    block = _tiles_beside_panels(p, height) if panels_first else _tiles_beside_weights(p, height)
+        fewest = -(-p.likely_rows[0] // height) if len(p.likely_rows) > 1 else 0  # tiles of the only image
+        few = max(_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step)
+        consecutive = min(consecutive, max(few, min(fewest, _TILES_OF_AN_IMAGE)))
+    block = 0 if at_once else _tiles_beside_panels(p, height) if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
         masked_last=p.left_bytes is None and "avx512f" in p.target.features,
@@ -230,6 +234,7 @@ class _Product:
         self.panel = panel_width(anchor) if in_panels else anchor.attrs["outputs"]
         *row_dims, columns = out.shape
         self.rows, self.columns, self.column_dim = constant_size(row_dims), constant_size([columns]), columns
+        self.likely_rows = likely_rows(row_dims, self.rows)
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
         self.steps = constant_size(extents)
         one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "dot8"
@@ -300,10 +305,15 @@ class _Product:
 
     @property
     def weights_are_resident(self) -> bool:
-        """Whether all panels are multiplied with a row tile before the next: see `weights_stay`."""
-        if self.left_bytes is None:
+        """Whether all panels are multiplied with a row tile before the next: see `weights_stay`.
+
+        Of a dynamic number of images one has to be large enough for that.
+        """
+        if self.left_bytes is None and len(self.likely_rows) == 1:
             return False
-        return weights_stay(self.target, self.weight_bytes, self.left_bytes + self.element * self.rows * self.columns)
+        rows = self.likely_rows[0]
+        left = self.input_bytes * rows if self.left_bytes is None else self.left_bytes
+        return weights_stay(self.target, self.weight_bytes, left + self.element * rows * self.columns)
 
     def shares_panels_better(self, tiles: int) -> bool:
         """Whether panels partition notably more evenly over the cores than row tiles."""
