@@ -11,10 +11,14 @@ into its view by a kernel of its own; if that would be most of the data, the con
 A view whose elements are contiguous is read and written as any other tensor. For others the kernels are compiled for
 the strides, which their function's attribute "strides" records: so only operators that are loops over indices take
 part, and only views whose contiguous runs fill vectors.
+
+Where the size of the batch is symbolic, and all others are constants, strides and offsets are constants too. Addresses
+are not, so that kernels get that of the whole tensor, and add the offset, one of their sizes (attribute "offsets").
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -22,9 +26,10 @@ from typing import Any, ClassVar
 
 from relayc.relay.analysis import body_order
 from relayc.relay.expr import Call, Constant, Function, Tuple, TupleGetItem, Var
-from relayc.relay.lowering.graph import AliasReport, ExecutionGraph, GraphNode, GraphTensor, is_compact
+from relayc.relay.lowering.canonical_sizes import sizes_of
+from relayc.relay.lowering.graph import AliasReport, ExecutionGraph, GraphNode, GraphTensor, byte_offset, is_compact
 from relayc.relay.lowering.graph_pass import GraphPass
-from relayc.relay.lowering.lower import Workload, tensor_types
+from relayc.relay.lowering.lower import Workload, offset_name, tensor_types
 from relayc.relay.op.base import OpPattern
 from relayc.relay.op.joining import Concatenate, Split
 from relayc.relay.op.transform import StridedSlice
@@ -38,17 +43,18 @@ _SHORTEST = 16
 
 
 class AliasViews(GraphPass):
-    """Tensors alias views of others, where placement is static; on CPUs only.
+    """Tensors alias views of others, where only the first dimension of both may be symbolic; on CPUs only.
 
-    Kernels of other devices rely on the alignment of their arguments. The graph's `aliasing` counts the views. Kernels
-    are not compiled yet.
+    Nodes have to run in the order of the graph, as a tensor may be read before all its slices are written. Kernels of
+    other devices rely on the alignment of their arguments. The graph's `aliasing` counts the views. Kernels are not
+    compiled yet.
     """
 
     opt_level: ClassVar[int] = 2
 
     def arrange(self, graph: ExecutionGraph, context: PassContext) -> bool:
         for part in graph.all_graphs():
-            if part.is_placed_statically:
+            if part.runs_in_order:
                 _alias(part, graph.aliasing)
         return graph.aliasing.aliased > 0
 
@@ -94,7 +100,7 @@ class _Sharing:
         if begins is None:
             return
         source = node.inputs[0]
-        if not self._is_ours(self.graph.base_of(source)):
+        if not self._is_ours(self.graph.base_of(source)) or self._rows(source) is None:
             return
         strides = self.graph.strides_of(source)
         if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
@@ -110,6 +116,8 @@ class _Sharing:
             return
         inputs, axis = concatenated
         whole = node.outputs[0]
+        if self._rows(whole) is None or (not self.graph.tensors[whole].tensor_type.is_static and axis == 0):
+            return
         if self._is_contiguous_already(inputs, whole, axis):
             self._remove(node, [])
             return
@@ -123,7 +131,7 @@ class _Sharing:
             else:
                 placed[owner] = number, begins
         tensors = self.graph.tensors
-        if 2 * sum(tensors[owner].nbytes for owner in placed) < tensors[whole].nbytes:
+        if 2 * sum(map(self._nbytes, placed)) < self._nbytes(whole):
             return
         for owner, (number, begins) in placed.items():
             self._place(owner, tensors[number].tensor_type, whole, begins)
@@ -136,7 +144,7 @@ class _Sharing:
         position, i = 0, 0
         while i < len(inputs):
             number, count = self._run(inputs, i, axis)
-            shape = self.graph.tensors[number].tensor_type.static_shape
+            shape = self._rows(number) or ()
             yield number, tuple([position if a == axis else 0 for a in range(len(shape))])
             position, i = position + shape[axis], i + count
 
@@ -145,14 +153,14 @@ class _Sharing:
         tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
         if base is None or tensors[inputs[first]].begins is None:
             return inputs[first], 1
-        shape, position = tensors[base].tensor_type.static_shape, 0
+        shape, position = self._rows(base) or (), 0
         for count, number in enumerate(inputs[first:], 1):
             part = tensors[number]
             here = tuple([position if a == axis else 0 for a in range(len(shape))])
-            fits = _but(part.tensor_type.static_shape, axis) == _but(shape, axis)
-            if part.base != base or part.begins != here or not fits:
+            own = self._rows(number) or ()
+            if part.base != base or part.begins != here or _but(own, axis) != _but(shape, axis):
                 break
-            position += part.tensor_type.static_shape[axis]
+            position += own[axis]
             if position == shape[axis]:
                 return base, count
         return inputs[first], 1
@@ -169,7 +177,7 @@ class _Sharing:
             here = tuple([position if a == axis else b for a, b in enumerate(first.begins)])
             if part.base != first.base or part.begins != here:
                 return False
-            position += part.tensor_type.static_shape[axis]
+            position += (self._rows(number) or ())[axis]
         if not self._can_take(whole, self.graph.strides_of(first.base)):
             return False
         self._make_view(whole, first.base, first.begins)
@@ -183,13 +191,21 @@ class _Sharing:
         if base == number:
             return base if self._can_take(base, strides) else None
         same = all(self.graph.tensors[n].begins is None for n in self._chain(number))
-        return base if same and is_compact(self.graph.tensors[number].tensor_type.static_shape, strides) else None
+        return base if same and is_compact(self._rows(number) or (), strides) else None
 
     def _chain(self, number: int) -> Iterator[int]:
         """A view and the tensors that it is a view of, transitively."""
         while (base := self.graph.tensors[number].base) is not None:
             yield number
             number = base
+
+    def _rows(self, number: int) -> tuple[int, ...] | None:
+        return self.graph.tensors[number].rows
+
+    def _nbytes(self, number: int) -> int:
+        """The bytes of a tensor, of one element of its first dimension if that is symbolic."""
+        ty = self.graph.tensors[number].tensor_type
+        return ty.nbytes if ty.is_static else math.prod((self._rows(number) or ())[1:]) * ty.dtype.nbytes
 
     def _is_ours(self, number: int) -> bool:
         """Is this the result of a kernel, so that its storage can be chosen?"""
@@ -207,7 +223,9 @@ class _Sharing:
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
         """Can all kernels that write and read a tensor, and views of it, be compiled for these strides?"""
-        shape = self.graph.tensors[number].tensor_type.static_shape
+        shape = self._rows(number)
+        if shape is None or len(shape) != len(strides):
+            return False
         if is_compact(shape, strides):
             return True
         views = self.views.get(number, ())
@@ -245,7 +263,7 @@ class _Sharing:
         part = self._new_view(ty, whole, begins)
         argument = Var("p0", ty)
         copy = Function((argument,), Concatenate(axis=0)(argument), {"primitive": True})
-        made = GraphNode(Workload.of(copy), [number], [part], sources)
+        made = GraphNode(Workload.of(copy), [number], [part], sources, names=sizes_of(copy))
         self.producer[part] = made
         self.readers.setdefault(number, []).append(made)
         return made
@@ -273,7 +291,9 @@ def _cuts(node: GraphNode) -> list[tuple[int, ...]] | None:
             return [tuple(first)] if known else None  # type: ignore[list-item]
         case Split() as op:
             axis = op.axis % len(function.params[0].shape)
-            sizes = [ty.static_shape[axis] for ty in tensor_types(body.ty)]
+            sizes = [d for ty in tensor_types(body.ty) if isinstance(d := ty.shape[axis], int)]
+            if len(sizes) < len(tensor_types(body.ty)):
+                return None
             rank = len(function.params[0].shape)
             begins = accumulate(sizes[:-1], initial=0)
             return [tuple([begin if a == axis else 0 for a in range(rank)]) for begin in begins]
@@ -321,14 +341,31 @@ def _but(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def note_strides(graph: ExecutionGraph) -> None:
-    """Set the attribute "strides" of kernels that access tensors that are not contiguous."""
-    made: dict[tuple[str, Any], Workload] = {}
+    """Set the attribute "strides" of kernels that access tensors that are not contiguous.
+
+    With size variables the attribute "offsets", too: the number of elements that an argument's offset is a multiple of,
+    or None where it begins at the address passed. How many multiples is a size of the kernel, `offset_name`.
+    """
+    made: dict[tuple[str, Any, Any], Workload] = {}
+    known: dict[int, int] = {}
+    is_static = graph.is_static
     for node in graph.nodes:
         tensors = (*node.inputs, *node.outputs)
-        if all(map(graph.is_compact, tensors)):
+        offsets = [0 if is_static else _offset(graph, i, known) for i in tensors]
+        if all(map(graph.is_compact, tensors)) and not any(offsets):
             continue
         strides = tuple([None if graph.is_compact(i) else graph.strides_of(i) for i in tensors])
-        key = node.workload.key, strides
+        units = tuple([math.gcd(offset, _SHORTEST) if offset else None for offset in offsets])
+        key = node.workload.key, strides, units
         if key not in made:
-            made[key] = Workload.of(node.workload.function.with_attr("strides", strides))
+            function = node.workload.function.with_attr("strides", strides)
+            made[key] = Workload.of(function.with_attr("offsets", units) if any(units) else function)
         node.workload = made[key]
+        places = zip(offsets, units, strict=True)
+        node.names = {**node.names, **{offset_name(i): at // unit for i, (at, unit) in enumerate(places) if unit}}
+
+
+def _offset(graph: ExecutionGraph, number: int, known: dict[int, int]) -> int:
+    """The elements from the start of the memory that holds a tensor to its first one; 0 for what is no tensor."""
+    ty = graph.tensors[number].ty
+    return byte_offset(graph, number, known) // ty.dtype.nbytes if isinstance(ty, TensorType) and ty.dtype.nbytes else 0

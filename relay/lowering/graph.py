@@ -38,6 +38,7 @@ __all__ = [
     "GraphNode",
     "GraphTensor",
     "add_workspaces",
+    "byte_offset",
     "last_reads",
     "lifetimes",
     "make_graph",
@@ -80,6 +81,15 @@ class GraphTensor:
     @property
     def nbytes(self) -> int:
         return self.tensor_type.nbytes
+
+    @property
+    def rows(self) -> tuple[int, ...] | None:
+        """The shape of a tensor of which only the first dimension may be symbolic, which is 0 then: strides don't
+        depend on it. None for others."""
+        if not self.shape or not all(isinstance(d, int) for d in self.shape[1:]):
+            return () if isinstance(self.ty, TensorType) and not self.shape else None
+        first = self.shape[0]
+        return (first if isinstance(first, int) else 0, *[d for d in self.shape[1:] if isinstance(d, int)])
 
     def as_large_as(self, other: GraphTensor) -> bool:
         """Do both take the same number of bytes, whatever the sizes?"""
@@ -202,6 +212,12 @@ class ExecutionGraph:
         """Are tensors placed when the graph is built?"""
         return self.is_static and not self.attrs.get("nested")
 
+    @property
+    def runs_in_order(self) -> bool:
+        """Do all nodes run in the order of the graph, as all sizes are those of its inputs?"""
+        waits = self.control_nodes or self.attrs.get("bound_sizes") or self.attrs.get("caches")
+        return not waits and not self.attrs.get("nested")
+
     def all_graphs(self) -> Iterator[ExecutionGraph]:
         """This graph and those inside its control flow, once each: equal bodies have one graph."""
         seen: set[int] = set()
@@ -227,16 +243,18 @@ class ExecutionGraph:
         return tensor
 
     def strides_of(self, tensor: int) -> tuple[int, ...]:
-        """The strides, in elements, of a tensor of static size: those of the tensor that it is a slice of, or
-        contiguous ones."""
+        """The strides, in elements, of a tensor with `rows`: those of the tensor that it is a slice of, or contiguous
+        ones."""
         at = self.tensors[tensor]
         while at.base is not None and at.begins is not None:
             at = self.tensors[at.base]
-        return compact_strides(at.tensor_type.static_shape)
+        assert at.rows is not None
+        return compact_strides(at.rows)
 
     def is_compact(self, tensor: int) -> bool:
         """Are the elements of a tensor contiguous in memory?"""
-        return is_compact(self.tensors[tensor].tensor_type.static_shape, self.strides_of(tensor))
+        at = self.tensors[tensor]
+        return at.begins is None or (at.rows is not None and is_compact(at.rows, self.strides_of(tensor)))
 
 
 class Params:
@@ -501,17 +519,18 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
 
 
 def share_storage(graph: ExecutionGraph) -> None:
-    """Place views at the address of their base, slices at an offset from it; slices occur in the arena only."""
+    """Place views at the address of their base, slices in the arena at an offset from it.
+
+    Other slices are those of a graph with size variables, to which kernels add the offset: see `note_strides`.
+    """
     offsets: dict[int, int] = {}
     for number, tensor in enumerate(graph.tensors):
         tensor.storage = graph.tensors[graph.base_of(number)].storage
-        offset = _byte_offset(graph, number, offsets)
-        if offset:
-            assert tensor.storage is not None and tensor.storage[0] == "arena"
-            tensor.storage = ("arena", int(tensor.storage[1]) + offset)
+        if tensor.storage is not None and tensor.storage[0] == "arena" and (at := byte_offset(graph, number, offsets)):
+            tensor.storage = ("arena", int(tensor.storage[1]) + at)
 
 
-def _byte_offset(graph: ExecutionGraph, number: int, known: dict[int, int]) -> int:
+def byte_offset(graph: ExecutionGraph, number: int, known: dict[int, int]) -> int:
     """Bytes from the start of the memory that holds a tensor to its first element; `known` keeps those of all its
     bases."""
     chain: list[int] = []

@@ -19,7 +19,7 @@ from relayc.relay.lowering.kernel_passes import kernel_passes
 from relayc.relay.lowering.load_scalars import LoadScalars
 from relayc.relay.lowering.workspace import Workspace, lift_workspaces
 from relayc.relay.op.base import OpDef
-from relayc.relay.sizes import assuming
+from relayc.relay.sizes import assuming, product
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext, Sequential
@@ -30,7 +30,7 @@ from relayc.topi.groups import in_one_loop
 from relayc.topi.registry import schedules_for
 from relayc.topi.tuning import Config, Knob, Value
 
-__all__ = ["Kernel", "Workload", "lower", "to_tensors"]
+__all__ = ["Kernel", "Workload", "lower", "offset_name", "to_tensors"]
 
 Verify = Callable[[PrimFunc, Target], list[str]]
 """The type of "target.verify.<kind>": returns a sentence for each limit of the target that a function exceeds."""
@@ -174,16 +174,29 @@ def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "p"
 
 
-def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
-    """Buffers with strides for the arguments that are not contiguous.
+def offset_name(position: int) -> str:
+    """The size variable of a kernel whose multiple the argument at `position` begins behind the address passed."""
+    return f"#offset{position}"
 
-    Schedules see these strides as an attribute of the operation, "memory_strides", by the number of its output.
+
+def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
+    """Buffers for the arguments that are not contiguous, or begin behind the address that is passed for them.
+
+    Schedules see these strides as an attribute of the operation, "memory_strides", by the number of its output. For
+    offsets see `relay.lowering.buffer_aliasing.note_strides`.
     """
     buffers: dict[te.Tensor, Buffer] = {}
-    for tensor, strides in zip(tensors, function.attrs.get("strides", ()), strict=False):
+    all_strides = function.attrs.get("strides", ())
+    units = function.attrs.get("offsets", (None,) * len(all_strides))
+    dtypes = [v.dtype for v in sizes_of(function).values()]
+    for i, (tensor, strides, unit) in enumerate(zip(tensors, all_strides, units, strict=False)):
         if strides is not None:
             tensor.op.attrs.setdefault("memory_strides", {})[tensor.value_index] = strides
-            buffers[tensor] = decl_buffer(tensor.shape, tensor.dtype, tensor.name, strides=strides)
+        if strides is not None or unit is not None:
+            offset = 0 if unit is None else product((unit, SizeVar(offset_name(i), dtypes[0])))
+            buffers[tensor] = decl_buffer(
+                tensor.shape, tensor.dtype, tensor.name, strides=strides, elem_offset=offset
+            )
     return buffers
 
 

@@ -16,6 +16,7 @@ from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.static_memory import place_tensors
 from relayc.relay.op import nn
 from relayc.te.ir import PassContext
+from relayc.te.tir import SizeVar
 from tests.effort import lines_run
 
 RANDOM = np.random.default_rng(7)
@@ -34,22 +35,25 @@ def joined_along(*xs: Expr, axis: int) -> Expr:
     return relay.concatenate(xs, axis)
 
 
-def image(channels: int = 16, side: int = 6) -> Var:
-    return var("x", (1, channels, side, side))
+def image(channels: int = 16, side: int = 6, batch: int | SizeVar = 1) -> Var:
+    return var("x", (batch, channels, side, side))
 
 
 def check(parameters: list[Var], *outputs: Expr, threads: int = 2) -> CompiledModel:
-    """Compile, and compare a run, and one node by node, with the operators' references."""
+    """Compile, and compare a run, and one node by node, with the operators' references, for several batches if their
+    size is symbolic."""
     body = outputs[0] if len(outputs) == 1 else relay.Tuple(tuple(outputs))
     module = IRModule({"main": Function(tuple(parameters), body)})
-    data = [RANDOM.standard_normal(p.tensor_type.static_shape).astype("float32") for p in parameters]
-    expected = evaluate(module, data)
     compiled = relay.build(module, "llvm")
     executor = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
-    for run in (executor.run, lambda **inputs: executor.profile(repeat=1, **inputs)):
-        run(**{p.name: value for p, value in zip(parameters, data, strict=True)})
-        for i, value in enumerate(expected if isinstance(expected, tuple) else (expected,)):
-            np.testing.assert_allclose(executor.get_output(i).numpy(), value, rtol=1e-4, atol=1e-5)
+    for batch in (3, 1, 0) if isinstance(parameters[0].shape[0], SizeVar) else (1,):
+        shapes = [[d if isinstance(d, int) else batch for d in p.shape] for p in parameters]
+        data = [RANDOM.standard_normal(shape).astype("float32") for shape in shapes]
+        expected = evaluate(module, data)
+        for run in (executor.run, lambda **inputs: executor.profile(repeat=1, **inputs)):
+            run(**{p.name: value for p, value in zip(parameters, data, strict=True)})
+            for i, value in enumerate(expected if isinstance(expected, tuple) else (expected,)):
+                np.testing.assert_allclose(executor.get_output(i).numpy(), value, rtol=1e-4, atol=1e-5)
     return compiled
 
 
@@ -197,18 +201,55 @@ def test_a_slice_beyond_the_arena_is_rejected():
         CompiledModel(record, {}, compiled.module)
 
 
+def test_branches_write_into_the_concatenation_of_any_batch():
+    x = image(batch=SizeVar("n"))
+    squeezed = conv(x, 16)
+    concatenated = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
+    assert parts(compiled) == (1, 0)
+    assert "concatenate" not in kernels(compiled)
+
+
+def test_a_dense_block_of_any_batch_is_one_tensor_whose_layers_share_kernels():
+    x = image(32, batch=SizeVar("n"))
+    concatenated = conv(x, 32)
+    for _ in range(4):
+        concatenated = joined_along(concatenated, conv(conv(concatenated, 64), 16, 3), axis=1)
+    compiled = check([x], conv(concatenated, 16))
+    assert parts(compiled) == (4, 0)
+    windows = {node.func for node in compiled.graph.nodes if node.ops[0] == "nn.conv2d_nhwc_winograd"}
+    windows |= {node.func for node in compiled.graph.nodes if "offset" in str(node.sizes)}
+    assert len(windows) <= 1
+
+
+def test_slices_along_a_symbolic_axis_are_copied():
+    x = var("x", (SizeVar("n"), 32))
+    y = nn.softmax(x)
+    check([x], nn.softmax(joined_along(y, nn.softmax(y), axis=0)))
+    z = var("z", (4, SizeVar("n"), 32))
+    assert parts(relay.build(IRModule({"main": Function((z,), nn.softmax(
+        joined_along(nn.softmax(z), nn.relu(z), axis=2)))}), "llvm"))[0] == 0  # fmt: skip
+
+
+def test_a_sequence_of_reshaped_slices_of_any_batch():
+    x = var("x", (SizeVar("n"), 4, 48))
+    halves = relay.split(nn.softmax(x), 2, axis=1)
+    flat = [relay.reshape(nn.softmax(half), (-1, 96)) for half in (halves[0], halves[1])]
+    check([x], nn.softmax(joined_along(*flat, axis=1)))
+
+
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
+def networks(draw: st.DrawFn, batch: int | SizeVar = 2) -> tuple[Var, list[Expr]]:
     """A random graph of concatenations, slices, products, row statistics and elementwise operators on rank-3 tensors.
     """
-    x = var("x", (2, 3, draw(st.sampled_from([16, 24, 40]))))
+    x = var("x", (batch, 3, draw(st.sampled_from([16, 24, 40]))))
     known: list[Expr] = [nn.relu(x)]
     for _ in range(draw(st.integers(3, 10))):
         y = known[draw(st.integers(0, len(known) - 1))]
         kind = draw(st.sampled_from(["join", "cut", "slice", "dense", "softmax", "add", "view"]))
         rank, last = 3, int(y.shape[-1])
         if kind == "join":
-            axis = draw(st.integers(0, 2))
+            axis = draw(st.integers(0 if isinstance(y.shape[0], int) else 1, 2))
             same = [e for e in known if [d for a, d in enumerate(e.shape) if a != axis]
                     == [d for a, d in enumerate(y.shape) if a != axis]]  # fmt: skip
             chosen = [same[draw(st.integers(0, len(same) - 1))] for _ in range(draw(st.integers(1, 3)))]
@@ -224,10 +265,10 @@ def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
         elif kind == "softmax":
             made = [nn.softmax(y)]
         elif kind == "view":
-            made = [relay.reshape(relay.reshape(y, (-1,)), tuple(int(d) for d in y.shape))]
+            made = [relay.reshape(relay.reshape(y, (-1,)), (-1, *[int(d) for d in y.shape[1:]]))]
         else:
             made = [relay.add(relay.multiply(y, const(0.5)), const(1.0))]
-        known += [e for e in made if np.prod([int(d) for d in e.shape]) < 20000]
+        known += [e for e in made if np.prod([d if isinstance(d, int) else 2 for d in e.shape]) < 20000]
     count = draw(st.integers(1, 2))
     return x, known[-count:]
 
@@ -235,6 +276,13 @@ def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(networks())
 def test_random_networks(network: tuple[Var, list[Expr]]):
+    x, outputs = network
+    check([x], *outputs)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(networks(SizeVar("n")))
+def test_random_networks_of_any_batch(network: tuple[Var, list[Expr]]):
     x, outputs = network
     check([x], *outputs)
 
