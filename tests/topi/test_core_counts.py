@@ -19,8 +19,9 @@ from relayc.te.ir import PassContext, collect
 from relayc.te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
 from relayc.topi.cpu.products.plan import plan_product
 from relayc.topi.cpu.tiling import best_tile, largest_partition, tile_rows
+from relayc.topi.groups import likely_rows
 from relayc.topi.nn.conv import conv_packed
-from relayc.topi.registry import operations_behind
+from relayc.topi.registry import operations_behind, schedules_for
 from tests.processors import avx2_target
 from tests.topi.model_kernels import attentions, bert_base, convolution, dense, mobilenet_v2, resnet50, workloads
 from tests.topi.written_lines import written_lines
@@ -243,6 +244,26 @@ def test_rows_of_a_tile_with_cache_set_conflicts_are_limited(apart: int, most: i
 
 def test_few_rows_with_minor_set_conflicts_are_one_tile():
     assert [tile_rows(SERVER, rows, 32, 4096, apart=16384) for rows in (9, 10, 12, 20)] == [9, 10, 6, 10]
+
+
+def test_tiles_for_any_batch_suit_one_image_and_several():
+    """Of 49 rows tiles of 13 or 14 would compute seven twice, a seventh; eight images are as many whole tiles."""
+    n = te.size_var("n")
+    assert likely_rows((n, 7, 7), 1) == likely_rows((49 * n,), 1) == (49, 392)
+    assert likely_rows((n,), 1) == likely_rows((n, 4), 1) == likely_rows((n, te.size_var("h"), 7), 1) == (1,)
+    rows = tile_rows(SERVER, (49, 392), 32, 320)
+    assert -(-49 // rows) * rows <= 50 and tile_rows(SERVER, 1 << 16, 32, 320) > rows
+    assert tile_rows(SERVER, (49,), 32, 320) == tile_rows(SERVER, 49, 32, 320)
+    assert best_tile(SERVER, (49, 392), 960, 160).rows <= 10
+
+
+@pytest.mark.parametrize(("side", "prefetched"), [(112, True), (14, False)])
+def test_results_of_any_batch_are_prefetched_if_one_image_exceeds_the_caches(side: int, prefetched: bool):
+    data = te.placeholder((te.size_var("n"), side, side, 16), name="data")
+    weight = te.placeholder((3, 1, 1, 16, 32), name="weight")
+    out = conv_packed(data, weight, 96, (1, 1), (0, 0, 0, 0), (1, 1))
+    schedule = next(schedules_for([out], SERVER))
+    assert ("address_of(image" in str(te.lower(schedule, [data, weight, out]))) is prefetched
 
 
 def test_rows_within_one_cache_line_have_no_set_conflicts():

@@ -20,6 +20,7 @@ from relayc.te.ir import PassContext, collect
 from relayc.te.tir import BufferLoad, Call, For, ForKind
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradShape,
+    cycles_by,
     image_to_plan_for,
     plan_winograd,
     winograd_pays,
@@ -298,6 +299,16 @@ def test_weights_of_an_open_batch_suit_one_image_and_several(cores: int):
         assert plan is not None and plan.tile == tile
         several = winograd_pays(target, replace(shape, images=8, or_images=0), WINOGRAD_FILTERS[3])
         assert several is not None and several.tile == 4
+
+
+def test_two_images_have_a_version_whose_block_is_both():
+    """By the version for one image the weights are read for each of them."""
+    target = Target("llvm -mcpu=icelake-server -mtune=sapphirerapids -num-cores=1")
+    shape = WinogradShape(1, 14, 14, 512, 512)
+    one, two = [plan_winograd(target, replace(shape, images=n), 4, 32) for n in (1, 2)]
+    assert (one.block, two.block) == (16, 32)
+    assert two.cycles < 0.95 * cycles_by(target, replace(shape, images=2), one)
+    assert cycles_by(target, shape, one) == one.cycles
 
 
 @pytest.mark.parametrize("cores", [1, 2])

@@ -230,6 +230,13 @@ def test_products_of_several_depths_have_tiles_and_prefetches_like_others():
     assert "prefetch" in str(own.function) and "prefetch" in str(shared.function)
 
 
+def test_layers_of_any_batch_share_a_kernel_if_many_are_alike():
+    """Their schedules are planned for the lines of an image, of which all extents are better known."""
+    for count, kernels in ((7, 7), (8, 1)):
+        function, _ = layers("steps", [(33 + 2 * i, 96) for i in range(count)], te.size_var("n"), 14, 14)
+        assert len(kernels_of(function)) == kernels
+
+
 def test_few_static_layers_have_kernels_of_their_own():
     graph = arranged(dense_block(3))
     assert all(node.unshared is None and "extents=" not in node.workload.key for node in graph.nodes)

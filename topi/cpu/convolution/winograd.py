@@ -12,8 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
+from relayc.te.tir import EQ
 from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
-from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd, transform_lanes
+from relayc.topi.cpu.convolution.winograd_plan import (
+    WinogradPlan,
+    WinogradShape,
+    cycles_by,
+    plan_winograd,
+    transform_lanes,
+)
 from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
@@ -36,8 +43,8 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
 
     Where the number of tiles is dynamic, a block may have fewer of them. Where all products read one transformed input,
     a second version goes tile by tile instead, for images with fewer tiles than a block has; blocks of transposed
-    results are lines of an image of known sides. Where only the number of images is dynamic, another version is planned
-    for several.
+    results are lines of an image of known sides. Where only the number of images is dynamic, versions are planned for
+    two and for several, too.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
@@ -49,16 +56,18 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     batch = order.result.shape[0]
     if isinstance(batch, int) or not (height and width):
         return s
-    for_several = _plan(target, anchor, order, likely_images=_SEVERAL_IMAGES)
-    if for_several == plan:
-        return s
-    several = _arranged(outs, anchor, target, for_several)
-    several.specialize_small(s, unless=batch >= _SEVERAL_IMAGES)
-    return several
+    for images, used in ((2, EQ(batch, te.const(2))), (_SEVERAL_IMAGES, batch >= _SEVERAL_IMAGES)):
+        for_several = _plan(target, anchor, order, images)
+        if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
+            several = _arranged(outs, anchor, target, for_several)
+            several.specialize_small(s, unless=used)
+            s, plan = several, for_several
+    return s
 
 
-_SEVERAL_IMAGES = 4
-"""Images from which on the version for several is used: with fewer the weights are read too seldom to pay for it."""
+_SEVERAL_IMAGES, _NOTABLY = 4, 0.95
+"""Images from which on a version is used that is planned for as many, and the part of the cycles of the version for
+fewer that it, or one for two images, takes at most. Three are computed one by one: blocks of two would not be full."""
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
@@ -104,7 +113,8 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     return s
 
 
-def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images: int = 1) -> WinogradPlan:
+def _shape(anchor: te.Operation, order: StoreOrder, likely_images: int) -> WinogradShape:
+    """The sizes of the convolution, with so many images where their number is dynamic."""
     attrs, (images, *planes, height, width, channels) = anchor.attrs, order.result.shape
     likely = attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
     sides = zip((height, width), likely, strict=True)
@@ -116,8 +126,13 @@ def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images
     if planes:
         results, depth = constant_size(planes), attrs["depth"]
         shape = replace(shape, images=images * results, depth=depth.taps, planes=images * depth.planes(results))
+    return shape
+
+
+def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images: int = 1) -> WinogradPlan:
+    shape, tile = _shape(anchor, order, likely_images), anchor.attrs["tile"]
     name = "Winograd plan" if likely_images == 1 else "Winograd plan for several images"
-    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_transposed, name=name)
+    return plan_winograd(target, shape, tile, panel_width(anchor), by_lines=order.is_transposed, name=name)
 
 
 _LIKELY_SIDE = 256

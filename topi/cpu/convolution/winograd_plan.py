@@ -30,8 +30,8 @@ from relayc.topi.tuning import choose
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "image_to_plan_for", "plan_winograd",
-           "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
+__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "cycles_by", "image_to_plan_for",
+           "plan_winograd", "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
@@ -171,6 +171,13 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
             return image
         side *= 2
     return shape
+
+
+def cycles_by(target: Target, shape: WinogradShape, plan: WinogradPlan) -> float:
+    """The cycles of a convolution by the plan for another number of images."""
+    blocks = [min(plan.block, shape.tiles(plan.tile))]
+    plans = _plans(target, shape, plan.tile, plan.panel, blocks)
+    return min([p.cycles for p in plans if p.weights_once == plan.weights_once], default=math.inf)
 
 
 def winograd_pays(
