@@ -97,7 +97,7 @@ def test_long_unaligned_rows_use_nontemporal_stores(columns: int) -> None:
 
 
 def planes(channels: int, side: int, images: int = 8) -> tuple[tuple[int, ...], Callable[[te.Tensor], te.Tensor]]:
-    return (images, channels, side, side), lambda x: topi.nn.standardize(x, (1,), 1e-5, 0.0, centred=True)
+    return (images, channels, side * side), lambda x: topi.nn.standardize(x, (1,), 1e-5, 0.0, centred=True)
 
 
 def prefetches_per_run(text: str) -> list[int]:
