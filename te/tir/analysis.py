@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from relayc.te.dtype import DType
 from relayc.te.ir.node import Node
 from relayc.te.ir.structural import structural_equal
-from relayc.te.ir.visitor import post_order
 from relayc.te.tir.expr import (
     Add,
     BufferLoad,
@@ -28,7 +27,7 @@ from relayc.te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
 __all__ = [
     "Contents", "accumulated_value", "always_evaluated", "contains", "contents_of", "free_variables", "is_loaded_by",
-    "nodes_with",
+    "nodes_of", "nodes_with",
 ]  # fmt: skip
 
 
@@ -73,17 +72,42 @@ def contains(program: Node, classes: frozenset[type], suits: Callable[[Any], boo
     return False
 
 
+def nodes_of(program: Node, classes: frozenset[type]) -> list[Any]:
+    """The nodes of the classes, once each, in no particular order. Several times as fast as `te.ir.visitor.collect`."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    stack: list[Any] = [program]
+    while stack:
+        node = stack.pop()
+        node_class = node.__class__
+        if node_class in _LEAVES or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node_class in classes:
+            found.append(node)
+        stack += node.node_children()
+    return found
+
+
 def nodes_with(program: Node, classes: frozenset[type], suits: Callable[[Any], bool] | None = None) -> set[int]:
     """The ids of the nodes of the classes (that `suits`), and of the nodes that contain one."""
     found: set[int] = set()
-    for node in post_order(program):
-        if node.__class__ in classes and (suits is None or suits(node)):
-            found.add(id(node))
-            continue
-        for child in node.node_children():
-            if id(child) in found:
+    seen: set[int] = set()
+    stack: list[Any] = [program]  # a node in a tuple: its children are done
+    while stack:
+        node = stack.pop()
+        node_class = node.__class__
+        if node_class is tuple:
+            (node,) = node
+            if not found.isdisjoint(map(id, node.node_children())):
                 found.add(id(node))
-                break
+        elif node_class not in _LEAVES and id(node) not in seen:
+            seen.add(id(node))
+            if node_class in classes and (suits is None or suits(node)):
+                found.add(id(node))
+            else:
+                stack.append((node,))
+            stack += node.node_children()
     return found
 
 

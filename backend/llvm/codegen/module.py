@@ -15,8 +15,8 @@ from relayc.backend.llvm.codegen.stores import end_nontemporal
 from relayc.backend.llvm.codegen.visitor import RULES
 from relayc.backend.llvm.types import element_bytes, register_type
 from relayc.te.errors import CompileError
-from relayc.te.ir import collect
 from relayc.te.tir import Buffer, BufferLoad, BufferStore, Call, Evaluate, PrimFunc, SizeVar, Stmt, StringImm, Var
+from relayc.te.tir.analysis import nodes_of
 
 __all__ = ["EmittedModule", "emit_module"]
 
@@ -156,10 +156,14 @@ def _begin(module: ModuleText, function: PrimFunc, machine: Machine, name: str) 
     return emitter, parameters
 
 
+_WRITING = frozenset((BufferStore, Call))
+
+
 def _written(function: PrimFunc) -> set[Var]:
     """The pointers that a function may write through: of what it stores to, and what it hands to other functions."""
-    found = {store.buffer.data for store in collect(function.body, BufferStore)}
-    calls = collect(function.body, Call)
+    nodes = nodes_of(function.body, _WRITING)
+    found = {node.buffer.data for node in nodes if isinstance(node, BufferStore)}
+    calls = [node for node in nodes if isinstance(node, Call)]
     prefetched = {call.args[0] for call in calls if call.op == "prefetch"}
     for call in calls:
         if call.op == "address_of" and call not in prefetched:
