@@ -48,9 +48,9 @@ def run(made: onnx.ModelProto, values: dict[str, Array], target: str = "llvm", *
 
 
 def quantised(
-    kind: str, shape: tuple[int, int], axis: int, block: int, with_zeros: bool
+    kind: str, shape: tuple[int, ...], axis: int, block: int, with_zeros: bool
 ) -> tuple[dict[str, Array], Array]:
-    """Initializers w, s and z of a matrix in blocks along `axis`, and its real values."""
+    """Initializers w, s and z of a tensor in blocks along `axis`, and its real values."""
     _, numpy_type, low, high = TYPES[kind]
     blocks = list(shape)
     blocks[axis] = -(-shape[axis] // block)
@@ -92,6 +92,34 @@ def test_products_keep_weights_packed(kind, form, rows, with_zeros):
     expected = x @ (real if axis == 0 else real.T) * (0.5 if form == "gemm" else 1)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
     assert any("nn.dense_blocks" in ops for ops in kernels), kernels
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("chosen", [np.array([2, 0, 2, -1]), np.array(1), None])
+@pytest.mark.parametrize(("kind", "axis", "before"), [("int4", 1, False), ("uint4", 2, False), ("uint4", 2, True),
+                                                      ("int8", 1, False)])  # fmt: skip
+def test_matrices_taken_of_several_stay_packed(kind, axis, before, chosen, constant):
+    """Experts of a mixture: (experts, K, N), or (experts, N, K) transposed before or after they are taken; or all."""
+    depth, columns, experts = 80, 40, 3
+    shape = (experts, depth, columns) if axis == 1 else (experts, columns, depth)
+    weights, real = quantised(kind, shape, axis, 32, with_zeros=True)
+    steps = [] if chosen is None else [("Gather", ["i"], {"axis": 0})]
+    if axis == 2:
+        rank = 3 if before or chosen is None or chosen.ndim else 2
+        steps.insert(0 if before else len(steps), ("Transpose", [], {"perm": [*range(rank - 2), rank - 1, rank - 2]}))
+    nodes, made = [dequantize(weights, axis, 32)], "r"
+    for number, (name, others, attrs) in enumerate(steps):
+        nodes.append(helper.make_node(name, [made, *others], [f"r{number}"], **attrs))
+        made = f"r{number}"
+    nodes.append(helper.make_node("MatMul", ["x", made], ["y"]))
+    taken = real if chosen is None else real[chosen]
+    x = RANDOM.normal(size=(*taken.shape[:-2], 5, depth)).astype(np.float32)
+    values, given = {"x": x}, {} if chosen is None else {"i": chosen}
+    (weights if constant else values).update(given)
+    result, kernels, _ = run(model(nodes, {name: v.shape for name, v in values.items()}, weights), values)
+    np.testing.assert_allclose(result, x @ (taken.swapaxes(-1, -2) if axis == 2 else taken), rtol=1e-4, atol=1e-3)
+    assert any("nn.dense_blocks" in ops for ops in kernels), kernels
+    assert not any("qnn.dequantize_blocks" in ops for ops in kernels), kernels
 
 
 @pytest.mark.parametrize("axis", [0, 1])

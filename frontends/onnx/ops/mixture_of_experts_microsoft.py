@@ -23,8 +23,9 @@ Array = np.ndarray[Any, Any]
 FEW_TOKENS = 16
 """Most tokens for which only the weights of the chosen experts are gathered; also used for a dynamic number."""
 
-MANY_EXPERTS = 8
-"""Ratio of experts to chosen ones from which on computing all tokens with all experts is wasteful."""
+MANY_EXPERTS = 3
+"""Ratio of experts to chosen ones from which on computing all tokens with all experts is wasteful. (150 tokens, 8 float
+experts of 1024 x 1024 and 512, an Emerald Rapids: 2 of them chosen take 21 ms, all 36; 4 chosen 35, all 31.)"""
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 _SEPARATE, _INTERLEAVED, _SIDE_BY_SIDE = range(3)
