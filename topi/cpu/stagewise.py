@@ -54,14 +54,11 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
     result = op.output(0)
     lanes = vector_lanes(target, max(result.dtype.nbytes, 4))
     work = constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * element_cost([op])
-    *outer, last = op.axis
-    accumulator: te.Tensor | None = None
-    if op.reduce_axis and op.num_outputs == 1:
-        accumulator = s.cache_write(result, "local")
-        *outer, last = s[result].op.axis
     if op.num_outputs > 1:
-        parallel(s, result, s[result].fuse(*outer, last), work, lanes)
+        parallel(s, result, s[result].fuse(*op.axis), work, lanes)
         return
+    accumulator = s.cache_write(result, "local") if op.reduce_axis else None
+    *outer, last = s[result].op.axis
     vectors = vectorize_elements(s, result, last, extent_of(last), lanes)
     group = parallel_outer(s, result, [*outer, vectors], work, target)[-1]
     if accumulator is not None:

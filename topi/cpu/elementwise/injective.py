@@ -179,9 +179,9 @@ class OutputFacts:
 
     @cached_property
     def moves_data(self) -> Serves | Refused:
-        """Whether elements change places, and take little arithmetic."""
-        moves = self.is_alone and not self.is_flat and self.vectors == VECTORS
-        return serves_if(moves, "elements are computed, or keep their places, or there are several results")
+        """Whether elements of the only output, where it is not flat, change places, and take little arithmetic."""
+        moves = self.is_alone and self.vectors == VECTORS
+        return serves_if(moves, "elements are computed, or there are several results")
 
     @cached_property
     def rows(self) -> PackedRows | Refused:

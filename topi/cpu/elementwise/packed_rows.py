@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.arith import Analyzer
 from relayc.te.ir.decisions import Refused
-from relayc.te.tir import PrimExpr, as_int, const
-from relayc.te.tir.substitute import substitute
+from relayc.te.tir import PrimExpr, const
 from relayc.topi.cpu.accesses import conditions, large_shape, read_of_one
+from relayc.topi.cpu.elementwise.line_reads import Read
 from relayc.topi.cpu.prefetch import LINE_BYTES, level_of, read_later, rows_ahead
-from relayc.topi.groups import constant_size, iterations
+from relayc.topi.groups import constant_size
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
 
@@ -46,17 +45,16 @@ _LONGEST_APART = 4096
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Chunks of `out`: `count` indices of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
+    """Chunks of `out`: `count` indices of axis `number`, with whole dimensions behind it; rows are rows of an input.
 
-    `tensor` is read at `index`. `strides`: distances in it, in elements, of neighbours along the axes before `number`,
-    and of chunks along that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `level`: of
-    the cache that prefetches go to. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which
-    interleave a few rows of the input.
+    `strides`: distances in that input, in elements, of neighbours along the axes before `number`, and of chunks along
+    that. `packed`: a chunk is buffered first, since its rows are not whole cache lines. `level`: of the cache that
+    prefetches go to. A row is the last axis of the output, or (`axes_of_row` 2) the last two, which interleave a few
+    rows of the input.
     """
 
     out: te.Tensor
-    tensor: te.Tensor
-    index: tuple[PrimExpr, ...]
+    read: Read
     number: int
     count: int
     strides: tuple[int, ...]
@@ -72,32 +70,30 @@ class PackedRows:
             return shape
         if any(conditions(op)):
             return Refused("the output has padding or joined inputs")
-        read = read_of_one(op)
-        if not read:
-            return read
-        tensor, index = read
-        distance = _distances(op, tensor, index)
-        axes = _axes_of_row(distance, shape, size)
+        found = read_of_one(op)
+        if not found:
+            return found
+        read = Read(found[0], op.axis, found[1])
+        axes = _axes_of_row(read, shape, size)
         row = math.prod(shape[len(shape) - axes :]) * size
         packed = _chunk(shape, size, target, LINE_BYTES, axes) if axes and row % LINE_BYTES else None
         chosen = packed or (_chunk(shape, size, target, 1, axes) if axes == 1 else None)
         if chosen is None:
             return Refused("rows are not those of the input, or L1 holds no chunk of whole cache lines of them")
         number, count = chosen
-        strides = _strides(distance, number + 1)
+        strides = _strides(read, shape, number + 1)
         if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return Refused("rows are in the input's order")
         steps = [stride for n, stride in enumerate(strides) if shape[n] > 1]
         are_permuted = steps != sorted(steps, reverse=True)
         strides[number] *= count
-        are_copied = packed is None and are_permuted and distance(len(shape) - 1, 1) == 1  # hardware prefetches these
+        are_copied = packed is None and are_permuted and _span(read, shape, -1, 1) == 1  # hardware prefetches these
         level = 1 if are_copied else level_of(target)
-        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, level)
+        return PackedRows(out, read, number, count, tuple(strides), packed is not None, axes, level)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
         out, number = self.out, self.number
-        axes_of_index = out.op.axis
         rows = s.cache_write(out, "local") if self.packed else out
         axes = list(s[out].op.axis)
         chunk, within = s[out].split(axes[number], factor=self.count, tail="shift")
@@ -109,29 +105,19 @@ class PackedRows:
             _, vector = s[out].split(s[out].fuse(within, *axes[number + 1 :]), factor=line)
             s[out].vectorize(vector)
             s[rows].compute_at(s[out], loops[-1])
-        column, parts = s[rows].op.axis[-1], self._parts
-        if self.axes_of_row > 1:
-            column = s[rows].fuse(*s[rows].op.axis[-self.axes_of_row :])
-        length = line * parts
-        whole = constant_size(out.shape[-self.axes_of_row :]) < length
-        vectors, vector = s[rows].split(column, nparts=1) if whole else s[rows].split(column, length, tail="shift")
+        row = constant_size(out.shape[-self.axes_of_row :])
+        parts = constant_size(out.shape[-1:]) if self.axes_of_row > 1 else 1  # rows of the input in one of the output
+        column = s[rows].fuse(*s[rows].op.axis[-self.axes_of_row :])
+        vectors, vector = s[rows].split(column, factor=min(line * parts, row), tail="shift")
         s[rows].vectorize(vector)
         ahead = self._ahead(order)
         if ahead is not None:
-            later = read_later(axes_of_index, self.index, *ahead)
-            for part in range(parts):
-                place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
-                s[rows].prefetch(self.tensor, vectors, te.Prefetch(0, self.level, place))
+            later = read_later(self.read.axes, self.read.index, *ahead)
+            in_piece = self._in_piece(order, ahead[0], later)
+            places = [_of_part(later, part) for part in range(parts)] if parts > 1 else [in_piece]
+            for place in places:
+                s[rows].prefetch(self.read.tensor, vectors, te.Prefetch(0, self.level, place))
         return loops
-
-    @property
-    def _parts(self) -> int:
-        """Number of input rows that a row is made of."""
-        return constant_size(self.out.shape[-1:]) if self.axes_of_row > 1 else 1
-
-    @staticmethod
-    def _of_part(later: Place, part: int) -> Place:
-        return lambda *first: later(*first[:-1], const(part))
 
     def _order(self) -> list[int]:
         """Return the axes up to `number`, which is split into chunks, in the order of the input, outermost first."""
@@ -156,7 +142,7 @@ class PackedRows:
             if self.number not in inside:
                 begin[self.number] = first[self.number] - row
             come = [*[first[n] // self._each(n) for n in inside], row, *first[self.number + 1 :]]
-            return (ravel_index(later(*begin), self.tensor.shape) + ravel_index(come, sizes),)
+            return (ravel_index(later(*begin), self.read.tensor.shape) + ravel_index(come, sizes),)
 
         return place
 
@@ -166,7 +152,7 @@ class PackedRows:
 
     def _ahead(self, order: Sequence[int]) -> tuple[int, int] | None:
         """Return the axis, and the steps along it, to a chunk read some kilobytes later; None if there is none."""
-        step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.tensor.dtype.nbytes
+        step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.read.tensor.dtype.nbytes
         for n in reversed(order):
             each = self._each(n)
             chunks, times = -(-constant_size([self.out.shape[n]]) // each), rows_ahead(step)
@@ -195,39 +181,35 @@ def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int, axes:
     return None
 
 
-_Distances = Callable[[int, int], int | None]
-"""Function from an axis and steps along it to the distance in elements of the input; None if it is data-dependent."""
+def _of_part(later: Place, part: int) -> Place:
+    return lambda *first: later(*first[:-1], const(part))
 
 
-def _distances(op: te.Operation, tensor: te.Tensor, index: Sequence[PrimExpr]) -> _Distances:
-    place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
-    zeros = {axis.var: const(0) for axis in op.axis}
-    extents = [iterations([axis]) for axis in op.axis]
-
-    def distance(number: int, steps: int) -> int | None:
-        values = {**zeros, op.axis[number].var: const(min(steps, extents[number] - 1))}
-        return as_int(analyzer.simplify(substitute(place, values) - substitute(place, zeros)))
-
-    return distance
+def _span(read: Read, shape: Sequence[int], number: int, steps: int) -> int | None:
+    """Elements of the input from the output's first element to that some steps along an axis; None if data decide."""
+    begin = [const(0)] * len(shape)
+    end = [*begin]
+    end[number] = const(min(steps, shape[number] - 1))
+    return read.distance(read, begin, end)
 
 
-def _axes_of_row(distance: _Distances, shape: Sequence[int], size: int) -> int:
+def _axes_of_row(read: Read, shape: Sequence[int], size: int) -> int:
     """Return how many trailing axes make a row that is read from the input at a constant stride; 0 if none do.
 
     1: elements contiguous or a few apart. 2: some rows of the input, interleaved.
     """
     last = shape[-1] - 1
-    step, rest = divmod(distance(len(shape) - 1, last) or 0, max(last, 1))
+    step, rest = divmod(_span(read, shape, -1, last) or 0, max(last, 1))
     most = min(_MOST_APART, LINE_BYTES // size // _LEAST_PICKED, _LONGEST_APART // shape[-1])
     if not rest and (step == 1 or last == 0 or 1 < step <= most):
         return 1
     before = shape[-2] - 1
     interleaved = 1 < shape[-1] <= MOST_INTERLEAVED and shape[-1] <= before and len(shape) > 2
-    return 2 if interleaved and not rest and distance(len(shape) - 2, before) == before else 0
+    return 2 if interleaved and not rest and _span(read, shape, -2, before) == before else 0
 
 
-def _strides(distance: _Distances, count: int) -> list[int]:
+def _strides(read: Read, shape: Sequence[int], count: int) -> list[int]:
     """Return the strides, in elements of the input, along the first `count` axes; all 0 if data-dependent."""
-    found = [distance(n, 1) for n in range(count)]
+    found = [_span(read, shape, n, 1) for n in range(count)]
     known = [stride for stride in found if stride is not None]
     return known if len(known) == len(found) else [0] * len(found)
