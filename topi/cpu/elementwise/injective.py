@@ -16,6 +16,7 @@ from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import depend_on_data
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
+from relayc.topi.cpu.elementwise.line_stores import are_unaligned, split_at_lines
 from relayc.topi.cpu.elementwise.lines import Lines, LineVectors
 from relayc.topi.cpu.elementwise.packed_rows import PackedRows
 from relayc.topi.cpu.elementwise.shared_lines import shared_line
@@ -23,13 +24,7 @@ from relayc.topi.cpu.prefetch import LINE_BYTES, prefetch_elements
 from relayc.topi.cpu.tiling import vector_lanes
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.permuted_tiles import PermutedTiles
-from relayc.topi.cpu.transposes.transpose import (
-    strided_axis,
-    tile_by_lines,
-    tile_strided,
-    tile_transposed,
-    transpose_facts,
-)  # fmt: skip
+from relayc.topi.cpu.transposes.transpose import strided_axis, tile_transposed, transpose_facts
 from relayc.topi.groups import constant_size, inline_injective, is_injective, iterations
 from relayc.topi.registry import Rank, operations_behind, register_schedule
 from relayc.topi.tag import is_broadcast
@@ -46,6 +41,10 @@ _PAIR_BYTES = 8
 """Most bytes of a last axis for which tiles in the input's order are preferred to packed rows."""
 _STRIDED_COST = 5
 """Least cost, in operations, of an element that is read along a strided axis."""
+_TILE, _LINES = 16, 8
+"""Elements of a strided axis in a tile, a cache line of float32, and cache lines of each of a few rows that are stored
+together: one more is computed than that."""
+_ALONG_MEMORY = Refused("large inputs are contiguous along the last dimension")
 _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
 
@@ -303,18 +302,34 @@ def _transposed(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
 
 
 def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    if facts.strided is None:
-        return Refused("large inputs are contiguous along the last dimension")
-    loops = tile_by_lines(s, facts.out, facts.strided, VECTORS * facts.lanes, facts.target)
-    return loops if isinstance(loops, Refused) else OutputLoops(loops)
+    """A few unaligned rows, such as an image's planes, split at cache-line boundaries for non-temporal stores."""
+    out, number, line = facts.out, facts.strided, LINE_BYTES // facts.out.dtype.nbytes
+    if number is None:
+        return _ALONG_MEMORY
+    rows, columns = constant_size([out.shape[number]]), constant_size(out.shape[-1:])
+    if rows > _TILE or line > VECTORS * facts.lanes:
+        return Refused(f"{rows} rows are many, or a cache line has more elements than are computed together")
+    if not are_unaligned(out, columns, 2 * _LINES, facts.target):
+        return Refused(f"the caches hold the output, or rows of {columns} elements are whole cache lines, or short")
+    axes = list(s[out].op.axis)
+    tile, each, column = split_at_lines(s, out, _LINES * line)
+    outside = [*axes[:number], *axes[number + 1 : -1], tile]
+    s[out].reorder(*outside, axes[number], each, column)
+    return OutputLoops(outside)
 
 
 def _tiles_of_elements(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    if facts.strided is None:
-        return Refused("large inputs are contiguous along the last dimension")
-    out, last = facts.out, s[facts.out].op.axis[-1]
-    vectors = vectorize_elements(s, out, last, out.shape[-1], facts.lanes, facts.vectors)
-    return OutputLoops(tile_strided(s, out, facts.strided, vectors))
+    """Tiles of the strided axis, whose loop runs just outside the vectors of the last axis."""
+    out, number = facts.out, facts.strided
+    if number is None:
+        return _ALONG_MEMORY
+    axes, extent = list(s[out].op.axis), out.shape[number]
+    vectors = vectorize_elements(s, out, axes[-1], out.shape[-1], facts.lanes, facts.vectors)
+    size, tail = (max(min(extent, _TILE), 1), "shift") if isinstance(extent, int) else (_TILE, "guard")
+    outer, inner = s[out].split(axes[number], factor=size, tail=tail)
+    outside = [*axes[:number], *axes[number + 1 : -1], outer, vectors]
+    s[out].reorder(*outside, inner)
+    return OutputLoops(outside)
 
 
 def _buffered_line(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
 
-__all__ = ["even_tile", "rows_use_nontemporal_stores", "vectorize_rows"]
+__all__ = ["are_unaligned", "even_tile", "rows_use_nontemporal_stores", "split_at_lines", "vectorize_rows"]
 
 _LEAST_LINES, _LEAST_LINES_FEW_BUFFERS = 8, 48
 """Fewest cache lines of a row: shorter ones are mostly ends; and the same on cores with few line-fill buffers."""
@@ -25,12 +25,17 @@ _MOST_LINES = 6
 """Most cache lines of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
 
-def rows_use_nontemporal_stores(out: te.Tensor, length: int, target: Target) -> bool:
-    """True if unaligned rows of so many elements get non-temporal stores for the cache lines inside of them."""
+def are_unaligned(out: te.Tensor, length: int, lines: int, target: Target) -> bool:
+    """True if rows of so many elements, at least so many `lines`, are no whole cache lines, beyond the caches."""
     line = LINE_BYTES // out.dtype.nbytes
     known = is_static(out.shape) and not has_gaps(out)
+    return known and length % line > 0 and length >= lines * line and is_beyond_caches(out, target)
+
+
+def rows_use_nontemporal_stores(out: te.Tensor, length: int, target: Target) -> bool:
+    """True if unaligned rows of so many elements get non-temporal stores for the cache lines inside of them."""
     least = _LEAST_LINES_FEW_BUFFERS if has_few_fill_buffers(target) else _LEAST_LINES
-    return known and length % line > 0 and length >= least * line and is_beyond_caches(out, target)
+    return are_unaligned(out, length, least, target)
 
 
 def vectorize_rows(
@@ -50,10 +55,17 @@ def vectorize_rows(
         return vectorize_elements(s, out, row, extent, lanes), elements_per_step(extent, lanes)
     width = even_tile(length, line)
     apart = has_few_fill_buffers(target) and has_line_vectors(target) and out.dtype.nbytes == _MASKED_BYTES
-    tile, each, column = s[out].split_lines(width, line, apart=apart)
+    return split_at_lines(s, out, width, apart=apart)[0], width
+
+
+def split_at_lines(
+    s: te.Schedule, out: te.Tensor, width: int, *, apart: bool = False
+) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
+    """Split rows of an output at cache lines and vectorise them: the loops over tiles, over lines and in a line."""
+    tile, each, column = s[out].split_lines(width, LINE_BYTES // out.dtype.nbytes, apart=apart)
     s[out].unroll(each)
     s[out].vectorize(column)
-    return tile, width
+    return tile, each, column
 
 
 def even_tile(length: int, line: int) -> int:

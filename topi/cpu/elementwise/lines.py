@@ -86,6 +86,11 @@ class Lines:
         return constant_size(self.out.shape[-1:]) * self.out.dtype.nbytes
 
     @property
+    def outer(self) -> list[int]:
+        """Sizes of the dimensions in front of lines."""
+        return [constant_size([d]) for d in self.out.shape[:-1]]
+
+    @property
     def are_several_vectors(self) -> bool:
         """Whether a line is longer than a few vectors."""
         return constant_size([self.length]) >= _SEVERAL * self.lanes
@@ -197,11 +202,11 @@ class LineVectors:
             return LineVectors.between_borders(lines)
         period = lines.period
         extent = period or lines.length
-        is_static = isinstance(extent, int)
-        elements, tail = elements_per_step(extent, lines.lanes, lines.vectors), "shift" if is_static else "guard"
-        if is_static and extent < lines.lanes:
-            elements, tail = extent, "guard"
-        unrolled = is_static and extent <= _MOST_UNROLLED * lines.lanes and bool(lines.choosing)
+        elements, tail = elements_per_step(extent, lines.lanes, lines.vectors), "guard"
+        unrolled = False
+        if isinstance(extent, int):
+            elements, tail = min(elements, max(extent, 1)), "shift"
+            unrolled = extent <= _MOST_UNROLLED * lines.lanes and bool(lines.choosing)
         plan = LineVectors(lines, elements, tail, period=period or 0, unrolled=unrolled)
         return plan._prefetched() if alone and not period else plan
 
@@ -332,7 +337,7 @@ class LineVectors:
 
     def _collapse(self, s: te.Schedule) -> te.Tensor:
         """Recompute the output from a stage with all dimensions in front of lines collapsed; returns that."""
-        out, op, shape = self.lines.out, self.lines.out.op, self._outer
+        out, op, shape = self.lines.out, self.lines.out.op, self.lines.outer
         assert isinstance(op, te.ComputeOp)
         *outer, column = op.axis
         place = IterVar(Range(0, math.prod(shape)), Var("place"), "data")
@@ -352,20 +357,15 @@ class LineVectors:
         width = constant_size(out.shape[-1:])
         size, gap = self.chunk * width, read.stride - read.parts * width
         steps = self.chunk * rows_ahead(size * out.dtype.nbytes)
-        last = math.prod(self._outer) - 1
+        last = math.prod(self.lines.outer) - 1
 
         def place(*first: PrimExpr) -> list[PrimExpr]:
             flat = ravel_index(first, out.shape)
             begin = te.min(flat // size * self.chunk + steps, last)
-            start = read.place([*unravel_index(begin, self._outer), const(0)])
+            start = read.place([*unravel_index(begin, self.lines.outer), const(0)])
             return [start + flat % size * read.parts + flat % size // width * gap]
 
         return place
-
-    @property
-    def _outer(self) -> list[int]:
-        """Sizes of the dimensions in front of lines."""
-        return [constant_size([d]) for d in self.lines.out.shape[:-1]]
 
     def _prefetch(self, s: te.Schedule, vectors: te.IterVar) -> None:
         """Prefetch what is read some kilobytes after the elements of a vector, through all parts of its line."""

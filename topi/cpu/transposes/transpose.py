@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, first_of
-from relayc.te.tir import Dim, IntImm, IterVar, Mul, Var, as_int
+from relayc.te.tir import Dim, IntImm, Mul, Var
 from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import only_variable, reads
-from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import copied_runs, packed_blocks, packed_matrices
 from relayc.topi.cpu.transposes.plan import TransposePlan
 from relayc.topi.cpu.transposes.tiles import ordered_tiles, packed_tiles, tiles_along_input, tiles_along_output
-from relayc.topi.groups import constant_size, has_gaps, is_static
+from relayc.topi.groups import constant_size
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import PAD
 from relayc.topi.transform import MOST_INTERLEAVED
@@ -26,12 +25,7 @@ from relayc.topi.transform import MOST_INTERLEAVED
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_transposed", "transpose_facts"]
-
-_TILE = 16
-"""Elements of the strided axis in a tile of scalars: a cache line of float32."""
-_LINES = 8
-"""Cache lines of each of a few output rows that are stored together: one more is computed than that."""
+__all__ = ["strided_axis", "tile_transposed", "transpose_facts"]
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -134,44 +128,3 @@ def tile_transposed(s: te.Schedule, facts: TransposeFacts) -> list[te.IterVar]:
         *[(name, partial(plan, facts)) for name, plan in _OTHERS],
     ]
     return apply_plan(s, "tiles", first_of("transpose", candidates))
-
-
-def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:
-    """Split axis `number` into tiles, whose loop runs just outside the vectors of the last axis.
-
-    `last_outer` counts those vectors. Returns the loops outside of a tile, outermost first.
-    """
-    axes = list(s[out].op.axis)
-    extent = as_int(out.shape[number])
-    if extent is None:
-        outer, inner = s[out].split(axes[number], factor=_TILE)
-    elif extent >= _TILE:
-        outer, inner = s[out].split(axes[number], factor=_TILE, tail="shift")
-    else:
-        outer, inner = s[out].split(axes[number], nparts=1)
-    tiles = [*axes[:number], *axes[number + 1 : -1], outer, last_outer]
-    s[out].reorder(*tiles, inner)
-    return tiles
-
-
-def tile_by_lines(
-    s: te.Schedule, out: te.Tensor, number: int, at_once: int, target: Target
-) -> list[IterVar] | Refused:
-    """Split a few unaligned rows of `out` along axis `number`, such as an image's planes, at cache-line boundaries.
-
-    So they are written with non-temporal stores. Returns the loops outside of a tile, outermost first; refused where a
-    cache line is more than `at_once` elements, which are best computed together.
-    """
-    line, known = LINE_BYTES // out.dtype.nbytes, is_static(out.shape)
-    columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
-    if not known or not is_beyond_caches(out, target) or has_gaps(out):
-        return Refused("sizes are dynamic, or the caches hold the output, or it has gaps")
-    if columns % line == 0 or columns < 2 * _LINES * line or rows > _TILE or line > at_once:
-        return Refused(f"rows of {columns} elements are whole cache lines, or short, or {rows} of them many")
-    axes = list(s[out].op.axis)
-    tile, each, column = s[out].split_lines(_LINES * line, line)
-    outside = [*axes[:number], *axes[number + 1 : -1], tile]
-    s[out].reorder(*outside, axes[number], each, column)
-    s[out].unroll(each)
-    s[out].vectorize(column)
-    return outside
