@@ -9,10 +9,9 @@ Only extents on which the operators' code does not depend are abstracted (`OpDef
 group have in common stays known: common factors, the least and the largest extent, and which extents are equal.
 Functions of dynamic sizes stay as they are if they consist of cheap operators only.
 
-A static model of many such layers, as a DenseNet or an Inception, has a kernel for each, all of which are simple. They
-become one where its code is as good as theirs: the rows of all tensors that are longer in one function than in another
-lie a constant distance apart in memory, as those of slices do and of tensors from `relay.lowering.space_rows`, and
-operators say that nothing else would differ (`OpDef.static_form`).
+A static model of many such layers, as a DenseNet, has a kernel for each, all of which are simple. They become one where
+its code is as good as theirs: the channels of the first argument alone differ, and the rows of all tensors that have as
+many lie a constant distance apart in memory, as those of slices do and of tensors from `relay.lowering.space_rows`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 from relayc.relay.analysis import body_order
@@ -42,9 +41,8 @@ from relayc.topi.groups import likely_rows
 __all__ = ["FEWEST_STATIC", "ShareExtents", "open_axes", "outlined"]
 
 FEWEST_STATIC = 4
-"""Fewest functions of static shapes for whose sake `SpaceRows` spaces the rows of tensors. Where rows are a constant
-distance apart anyway two share a kernel: one of any of some extents takes little longer to compile than one of its
-own."""
+"""Fewest functions of static shapes that share a kernel. One kernel of any of some extents takes little longer to
+compile than that of one."""
 
 _FEWEST_OF_IMAGES = 8
 """Fewest functions that do where only the batch is dynamic: schedules for static lines of images, and so their code,
@@ -106,14 +104,17 @@ def _groups(alike: list[_Abstracted]) -> Iterator[list[_Abstracted]]:
         fewest = _FEWEST_OF_IMAGES if len(likely_rows(function.body.shape[:-1], 0)) > 1 else 2
         yield from (group for group in _similar(alike) if len(group) >= fewest)
         return
-    forms: dict[Hashable, list[_Abstracted]] = {}
+    channels = [each.workload.function.params[0].shape[-1:] for each in alike]
+    columns = zip(*[each.extents for each in alike], strict=True)
+    differs = [any((extent,) != own for extent, own in zip(column, channels, strict=True)) for column in columns]
+    by_others: dict[Hashable, list[_Abstracted]] = {}
     for each in alike:
-        calls = [e for e in body_order(each.workload.function) if isinstance(e, Call)]
-        form = tuple([e.operator.static_form([a.tensor_type for a in e.args]) for e in calls])
-        forms.setdefault(form, []).append(each)
-    for group in chain.from_iterable(map(_similar, forms.values())):
-        if len(group) > 1 and _have_constant_strides([each.workload.function for each in group]):
-            yield group
+        others = tuple([extent for extent, other in zip(each.extents, differs, strict=True) if other])
+        by_others.setdefault(others, []).append(each)
+    for each in by_others.values():
+        for group in _similar(each):
+            if len(group) >= FEWEST_STATIC and _have_constant_strides([one.workload.function for one in group]):
+                yield group
 
 
 def _have_constant_strides(functions: Sequence[Function]) -> bool:

@@ -20,7 +20,7 @@ import difflib
 import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum, IntEnum
@@ -188,10 +188,6 @@ class OpDef(Abstract):
         operators. An operator that names extents in other attributes is returned in a form that does not.
         """
         return self, [range(ty.ndim) if self.follows_elements() else () for ty in types]
-
-    def static_form(self, types: Sequence[TensorType]) -> Hashable:
-        """What the code for static sizes depends on of the extents that `open_form` says may be data, if anything."""
-        return None
 
     def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.

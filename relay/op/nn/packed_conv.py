@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -29,9 +29,6 @@ from relayc.te.tir import Dim, as_dim
 from relayc.topi.nn.conv import output_sizes
 
 __all__ = ["Conv1DNWCPacked", "Conv2DNHWCPacked", "Conv3DNDHWCPacked", "conv2d_nhwc_packed"]
-
-_SEVERAL_PANELS = 4
-"""Panels of which two cores have several each: see `topi.cpu.products.panel_prefetch`."""
 
 Ints = tuple[int, ...]
 IntOrInts = int | Sequence[int]
@@ -98,11 +95,6 @@ class _Packed(OpDef):
             return self, ((), ())
         whole = dims_match(self.channels, as_dim(blocks * nr))
         return self, ((data.ndim - 1,), (0, weight.ndim - 2) if whole else (weight.ndim - 2,))
-
-    def static_form(self, types: Sequence[TensorType]) -> Hashable:
-        """Whether there are few panels: tiles prefetch the next one where each core has several."""
-        blocks = types[1].shape[0]
-        return isinstance(blocks, int) and blocks < _SEVERAL_PANELS
 
     def _fills(self, blocks: Dim, nr: Dim) -> bool:
         if self.groups == 1:

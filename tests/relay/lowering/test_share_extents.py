@@ -23,8 +23,6 @@ from relayc.relay.op.base import make_call
 from relayc.relay.op.nn.conv import convolve
 from relayc.relay.transform import PassContext
 from relayc.relay.tuning.bench import KernelBench, Variant
-from relayc.te.ir.visitor import collect
-from relayc.te.tir import For
 from relayc.topi.tuning import Config
 from tests.c_library.library import Library
 
@@ -306,48 +304,3 @@ def test_extents_that_reach_an_operator_specialised_on_them_are_not_shared():
         images.append(make_call("nn.prelu", (nn.conv2d(x, const(weight), data_layout="NHWC"), const(slope)), axis=3))
     keys = kernels_of(Function((x,), Tuple(images)))
     assert len(keys) == 2 and all("conv2d" in key and "prelu" in key and "extents" not in key for key in keys)
-
-
-def inception() -> Function:
-    """A block of 1 x 1 convolutions of several widths whose results are concatenated, and one that reads it."""
-    rng = np.random.default_rng(0)
-    x = var("x0", (1, 9, 9, 192))
-
-    def layer(images: relay.Expr, inputs: int, outputs: int) -> relay.Expr:
-        weight = rng.standard_normal((outputs, inputs, 1, 1), np.float32) / 16
-        return nn.relu(nn.conv2d(images, const(weight), data_layout="NHWC"))
-
-    widths = (64, 128, 160, 256)
-    return Function((x,), layer(op.concatenate([layer(x, 192, w) for w in widths], axis=-1), sum(widths), 64))
-
-
-def test_static_layers_that_differ_in_whole_panels_share_a_kernel():
-    shared = [node for node in arranged(inception()).nodes if node.unshared is not None]
-    (product,) = dict.fromkeys(node.workload for node in shared)
-    assert "(#0 + 4, 1, 1, 192, 32)" in product.key and product.largest_extents == {"#0": 4}
-    assert [node.names for node in shared] == [{"#0": n} for n in (0, 1, 4)]
-
-
-def test_few_and_several_panels_have_kernels_of_their_own():
-    panels = [str(node.workload.function.params[1].shape[0]) for node in arranged(inception()).nodes]
-    assert panels == ["2", "#0 + 4", "#0 + 4", "#0 + 4", "2"]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_results_of_layers_of_several_widths_are_those_of_separate_kernels(threads: int):
-    with PassContext(disabled_pass=["ShareExtents"]):
-        apart = relay.build(inception())
-    shared = relay.build(inception())
-    if "avx512f" in Target("llvm").features:
-        assert shared.build_report.kernels < apart.build_report.kernels
-    inputs = [np.random.default_rng(1).standard_normal((1, 9, 9, 192), np.float32)]
-    np.testing.assert_array_equal(run(shared, inputs, threads)[0], run(apart, inputs)[0])
-
-
-def test_products_of_several_widths_have_loops_and_prefetches_like_others():
-    node = next(n for n in arranged(inception()).nodes if n.unshared is not None)
-    assert node.unshared is not None
-    shared, own = (lower(workload, AVX512).function for workload in (node.workload, node.unshared))
-    loops = [[loop.kind for loop in collect(function.body, For)] for function in (shared, own)]
-    assert loops[0] == loops[1]
-    assert "prefetch" in str(own) and "prefetch" in str(shared)

@@ -38,7 +38,7 @@ from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_chann
 from relayc.topi.cpu.products.split_k import sum_split_k
 from relayc.topi.cpu.products.store_order import StoreOrder, store_transposed
 from relayc.topi.cpu.tiling import FEW_ROWS, FEWEST_AMX_ROWS, at_precision_of, tile_rows, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective, is_static
+from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective
 from relayc.topi.registry import register_schedule
 from relayc.topi.utils import num_elements
 
@@ -70,8 +70,7 @@ def _tile_output(
     """
     masked = plan.masked_last
     in_masks = plan.narrow_last or (masked and plan.panels_first)
-    known = isinstance(columns, int) or is_static(out.shape[:-1])
-    one_loop = in_masks or (known and factor_of(columns) % plan.panel == 0)
+    one_loop = in_masks or (isinstance(columns, int) and columns % plan.panel == 0)
     blocks: list[te.IterVar] = []
     if plan.tiles_per_step:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")

@@ -211,9 +211,8 @@ def _has_known_steps(s: te.Schedule, accumulator: te.Tensor) -> bool:
 
 
 def _has_static_tiles(s: te.Schedule, accumulator: te.Tensor) -> bool:
-    """Whether the number of rows is a constant, and that of columns one, or bounded."""
-    *rows, columns = [extent_of(axis) for axis in s[accumulator].op.axis]
-    return is_static(rows) and largest_extent(columns) is not None
+    """Whether the number of results is a constant."""
+    return is_static([extent_of(axis) for axis in s[accumulator].op.axis])
 
 
 def _has_time_for_pieces(
