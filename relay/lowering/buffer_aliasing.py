@@ -116,7 +116,9 @@ class _Sharing:
             return
         inputs, axis = concatenated
         whole = node.outputs[0]
-        if self._rows(whole) is None or (not self.graph.tensors[whole].tensor_type.is_static and axis == 0):
+        if any(self._rows(number) is None for number in (whole, *inputs)):
+            return
+        if axis == 0 and not self.graph.tensors[whole].tensor_type.is_static:
             return
         if self._is_contiguous_already(inputs, whole, axis):
             self._remove(node, [])

@@ -231,6 +231,18 @@ def test_slices_along_a_symbolic_axis_are_copied():
         joined_along(nn.softmax(z), nn.relu(z), axis=2)))}), "llvm"))[0] == 0  # fmt: skip
 
 
+def test_parts_of_symbolic_lengths_that_are_a_constant_together_are_copied():
+    n, k = SizeVar("n"), SizeVar("k")
+    x, y = var("x", (n, k, 32)), var("y", (n, 8 - k, 32))
+    parts_of_it = nn.softmax(x), nn.softmax(y)
+    joined = joined_along(*parts_of_it, axis=1)
+    assert joined.shape[1:] == (8, 32)
+    compiled = relay.build(IRModule({"main": Function((x, y), nn.softmax(joined))}), "llvm")
+    executor = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=1)
+    executor.run(x=np.zeros((2, 3, 32), "float32"), y=np.zeros((2, 5, 32), "float32"))
+    np.testing.assert_allclose(executor.get_output(0).numpy(), np.full((2, 8, 32), 1 / 32), rtol=1e-6)
+
+
 def test_a_sequence_of_reshaped_slices_of_any_batch():
     x = var("x", (SizeVar("n"), 4, 48))
     halves = relay.split(nn.softmax(x), 2, axis=1)
