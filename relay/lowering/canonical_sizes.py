@@ -19,7 +19,6 @@ from relayc.relay.analysis import body_order
 from relayc.relay.bind_sizes import with_dims
 from relayc.relay.expr import Call, Function
 from relayc.relay.op.base import OpDef, OpPattern
-from relayc.relay.op.nn.dense_bits import DenseBlocks
 from relayc.relay.sizes import is_at_least, normal, size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType
@@ -61,10 +60,12 @@ class CanonicalSizes:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        if _has_groups(function):
+        operators = [e.op for e in body_order(function) if isinstance(e, Call) and isinstance(e.op, OpDef)]
+        if any(op.takes_sizes_apart() for op in operators):
             sizes = list({terms.number(d): d for d in lengths}.values())
         else:
-            sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
+            tiles_pixels = any(op.tiles_pixels for op in operators)
+            sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, tiles_pixels)
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -190,19 +191,6 @@ def _has_no_factor(size: PrimExpr) -> bool:
 
 def _is_multiple(size: PrimExpr) -> bool:
     return isinstance(size, Mul) and isinstance(size.b, IntImm) and (isinstance(size.a, Var) or _has_no_factor(size.a))
-
-
-def _tiles_pixels(function: Function) -> bool:
-    """Does it contain a convolution whose register tiles cover all pixels as one dimension?"""
-    calls = [e for e in body_order(function) if isinstance(e, Call)]
-    return any(isinstance(call.op, OpDef) and call.op.tiles_pixels for call in calls)
-
-
-def _has_groups(function: Function) -> bool:
-    """Does it multiply groups of rows with weights of experts? Their number and length are formulas of the same sizes,
-    and no loop needs to know of which; each is a variable."""
-    calls = [e for e in body_order(function) if isinstance(e, Call)]
-    return any(isinstance(call.op, DenseBlocks) and call.op.experts > 0 for call in calls)
 
 
 class _Terms:

@@ -171,6 +171,10 @@ class OpDef(Abstract):
         """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""
         return 0
 
+    def takes_sizes_apart(self) -> bool:
+        """Is each dynamic extent a size of its own to the code, even where several are formulas of the same sizes?"""
+        return False
+
     def is_specialized_on(self, operand: int, value: Any) -> bool:
         """Should the code be specialised on the constant `value`, an array of one element, of an operand?
 

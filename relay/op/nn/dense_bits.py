@@ -190,6 +190,10 @@ class DenseBlocks(_BlockProduct):
     has_table: bool = False
     experts: int = 0
 
+    def takes_sizes_apart(self) -> bool:
+        """The number and the length of groups of rows: no loop needs to know that both follow from that of tokens."""
+        return self.experts > 0
+
     def infer(self, data: TensorType, codes: TensorType, scales: TensorType, *rest: TensorType) -> TensorType:
         sums, data_scales, zeros, table, chosen = self._split(rest)
         kinds = data.dtype == ("float32" if data_scales is None else "int32") and data.ndim >= 1
