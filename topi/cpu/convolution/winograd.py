@@ -131,7 +131,7 @@ def _shape(anchor: te.Operation, order: StoreOrder, likely_images: int) -> Winog
 
 def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images: int = 1) -> WinogradPlan:
     shape, tile = _shape(anchor, order, likely_images), anchor.attrs["tile"]
-    name = "Winograd plan" if likely_images == 1 else "Winograd plan for several images"
+    name = "Winograd plan" + {1: "", 2: " for two images"}.get(likely_images, " for several images")
     return plan_winograd(target, shape, tile, panel_width(anchor), by_lines=order.is_transposed, name=name)
 
 

@@ -165,16 +165,15 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
     while side**2 < shape.lines * shape.columns:
         image = replace(shape, lines=side, columns=side)
         small = min(_plans(target, image, plan.tile, plan.panel, [*_blocks(image.tiles(plan.tile))]), key=_rank)
-        same = [p for p in _plans(target, shape, plan.tile, plan.panel, [small.block])
-                if p.weights_once == small.weights_once]  # fmt: skip
-        if same and same[0].cycles <= _AS_GOOD * plan.cycles:
+        if cycles_by(target, shape, small) <= _AS_GOOD * plan.cycles:
             return image
         side *= 2
     return shape
 
 
 def cycles_by(target: Target, shape: WinogradShape, plan: WinogradPlan) -> float:
-    """The cycles of a convolution by the plan for another number of images."""
+    """The cycles of a convolution by the plan for another number or size of images; infinite if it can't serve them.
+    """
     blocks = [min(plan.block, shape.tiles(plan.tile))]
     plans = _plans(target, shape, plan.tile, plan.panel, blocks)
     return min([p.cycles for p in plans if p.weights_once == plan.weights_once], default=math.inf)
