@@ -17,8 +17,9 @@ from relayc.topi.registry import operations_behind
 from relayc.topi.tag import BROADCAST, ELEMWISE, INJECTIVE, PAD, is_injective as has_injective_tag
 
 __all__ = [
-    "constant_size", "extent_of", "factor_of", "has_gaps", "in_one_loop", "inline_injective", "inlined",
-    "is_injective", "is_static", "iterations", "least_extent", "likely_extent", "likely_rows", "uses_reduction",
+    "LIKELY_BATCHES", "constant_size", "extent_of", "factor_of", "has_gaps", "in_one_loop", "inline_injective",
+    "inlined", "is_injective", "is_static", "iterations", "least_extent", "likely_extent", "likely_rows",
+    "uses_reduction",
 ]  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def likely_extent(extent: Dim, size: int) -> int:
     return size if found is None else max(found, 1)
 
 
-_LIKELY_BATCHES, _FEWEST_ROWS_OF_AN_IMAGE = (1, 8), 32
+LIKELY_BATCHES, _FEWEST_ROWS_OF_AN_IMAGE = (1, 8), 32
 """Sizes of a batch that are taken to be as likely, and the fewest rows of each image for them to say anything: with
 fewer the number of images determines the plan."""
 
@@ -138,7 +139,7 @@ def likely_rows(extents: Sequence[Dim], otherwise: int) -> tuple[int, ...]:
     if is_static(extents) or not is_static(extents[1:]):
         return (otherwise,)
     image = math.prod(map(factor_of, extents))
-    return tuple([n * image for n in _LIKELY_BATCHES]) if image >= _FEWEST_ROWS_OF_AN_IMAGE else (otherwise,)
+    return tuple([n * image for n in LIKELY_BATCHES]) if image >= _FEWEST_ROWS_OF_AN_IMAGE else (otherwise,)
 
 
 def iterations(axes: Iterable[te.IterVar]) -> int:

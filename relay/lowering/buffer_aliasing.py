@@ -100,7 +100,7 @@ class _Sharing:
         if begins is None:
             return
         source = node.inputs[0]
-        if not self._is_ours(self.graph.base_of(source)) or self._rows(source) is None:
+        if not self._is_ours(self.graph.base_of(source)) or self.graph.tensors[source].rows is None:
             return
         strides = self.graph.strides_of(source)
         if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
@@ -116,7 +116,7 @@ class _Sharing:
             return
         inputs, axis = concatenated
         whole = node.outputs[0]
-        if any(self._rows(number) is None for number in (whole, *inputs)):
+        if any(self.graph.tensors[number].rows is None for number in (whole, *inputs)):
             return
         if axis == 0 and not self.graph.tensors[whole].tensor_type.is_static:
             return
@@ -146,7 +146,7 @@ class _Sharing:
         position, i = 0, 0
         while i < len(inputs):
             number, count = self._run(inputs, i, axis)
-            shape = self._rows(number) or ()
+            shape = self._rows(number)
             yield number, tuple([position if a == axis else 0 for a in range(len(shape))])
             position, i = position + shape[axis], i + count
 
@@ -155,11 +155,11 @@ class _Sharing:
         tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
         if base is None or tensors[inputs[first]].begins is None:
             return inputs[first], 1
-        shape, position = self._rows(base) or (), 0
+        shape, position = self._rows(base), 0
         for count, number in enumerate(inputs[first:], 1):
             part = tensors[number]
             here = tuple([position if a == axis else 0 for a in range(len(shape))])
-            own = self._rows(number) or ()
+            own = self._rows(number)
             if part.base != base or part.begins != here or _but(own, axis) != _but(shape, axis):
                 break
             position += own[axis]
@@ -179,7 +179,7 @@ class _Sharing:
             here = tuple([position if a == axis else b for a, b in enumerate(first.begins)])
             if part.base != first.base or part.begins != here:
                 return False
-            position += (self._rows(number) or ())[axis]
+            position += self._rows(number)[axis]
         if not self._can_take(whole, self.graph.strides_of(first.base)):
             return False
         self._make_view(whole, first.base, first.begins)
@@ -193,7 +193,7 @@ class _Sharing:
         if base == number:
             return base if self._can_take(base, strides) else None
         same = all(self.graph.tensors[n].begins is None for n in self._chain(number))
-        return base if same and is_compact(self._rows(number) or (), strides) else None
+        return base if same and is_compact(self._rows(number), strides) else None
 
     def _chain(self, number: int) -> Iterator[int]:
         """A view and the tensors that it is a view of, transitively."""
@@ -201,13 +201,16 @@ class _Sharing:
             yield number
             number = base
 
-    def _rows(self, number: int) -> tuple[int, ...] | None:
-        return self.graph.tensors[number].rows
+    def _rows(self, number: int) -> tuple[int, ...]:
+        """The `rows` of a tensor that has them."""
+        rows = self.graph.tensors[number].rows
+        assert rows is not None
+        return rows
 
     def _nbytes(self, number: int) -> int:
         """The bytes of a tensor, of one element of its first dimension if that is symbolic."""
         ty = self.graph.tensors[number].tensor_type
-        return ty.nbytes if ty.is_static else math.prod((self._rows(number) or ())[1:]) * ty.dtype.nbytes
+        return ty.nbytes if ty.is_static else math.prod(self._rows(number)[1:]) * ty.dtype.nbytes
 
     def _is_ours(self, number: int) -> bool:
         """Is this the result of a kernel, so that its storage can be chosen?"""
@@ -225,8 +228,8 @@ class _Sharing:
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
         """Can all kernels that write and read a tensor, and views of it, be compiled for these strides?"""
-        shape = self._rows(number)
-        if shape is None or len(shape) != len(strides):
+        shape = self.graph.tensors[number].rows
+        if shape is None:
             return False
         if is_compact(shape, strides):
             return True

@@ -86,10 +86,9 @@ class GraphTensor:
     def rows(self) -> tuple[int, ...] | None:
         """The shape of a tensor of which only the first dimension may be symbolic, which is 0 then: strides don't
         depend on it. None for others."""
-        if not self.shape or not all(isinstance(d, int) for d in self.shape[1:]):
-            return () if isinstance(self.ty, TensorType) and not self.shape else None
-        first = self.shape[0]
-        return (first if isinstance(first, int) else 0, *[d for d in self.shape[1:] if isinstance(d, int)])
+        if not isinstance(self.ty, TensorType) or not all(isinstance(d, int) for d in self.shape[1:]):
+            return None
+        return tuple([d if isinstance(d, int) else 0 for d in self.shape])
 
     def as_large_as(self, other: GraphTensor) -> bool:
         """Do both take the same number of bytes, whatever the sizes?"""

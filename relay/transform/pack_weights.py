@@ -195,7 +195,7 @@ class _Packer:
         values = self._values(weight)
         outputs_first = values if order == "NK" else values.T
         units, depth = outputs_first.shape
-        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        rows = _count_rows(call)
         if weight.dtype == "int32":
             width = amx_panel(self.target, rows, units, -(-depth // 4))[0]
             width = width or self._width(_rows(call), units, depth, depth, form="dot4")
@@ -324,7 +324,7 @@ class _Packer:
             winograd = self._winograd_plan(call, op)
             if winograd is not None:
                 return self._winograd(call, op, weight, outputs_first, winograd)
-        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        rows = _count_rows(call)
         if isinstance(op, Conv2D) and op.groups == 1 and group_size > 1 and self._by_bfloat16(weight):
             return self._convolution_bfloat16(call, op, weight, outputs_first, rows)
         steps = math.prod(kernel) * group_size
@@ -376,7 +376,7 @@ class _Packer:
         outputs, steps = channels // op.groups, math.prod(kernel) * group_size
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
-        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        rows = _count_rows(call)
         row_size = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         row_stride = group_size * op.strides[-1]
         across, blocks = self._across_groups(call, op, channels, kernel, group_size), op.groups
@@ -555,8 +555,12 @@ def _padded_last(x: Array, count: int) -> Array:
 
 def _rows(call: Call) -> Rows:
     """The number of rows of the product or convolution, or several that are as likely."""
-    rows = call.shape[:-1]
-    return likely_rows(rows, math.prod([d if isinstance(d, int) else _UNKNOWN_ROWS for d in rows]))
+    return likely_rows(call.shape[:-1], _count_rows(call))
+
+
+def _count_rows(call: Call) -> int:
+    """The number of rows; dynamic dimensions count as `_UNKNOWN_ROWS`."""
+    return math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
 
 
 def _is_product(op: Conv2D, kernel: Sequence[int]) -> bool:

@@ -12,6 +12,7 @@ from relayc.relay.sizes import LIKELY_SIDE, likely
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
 from relayc.topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
+from relayc.topi.groups import LIKELY_BATCHES
 from relayc.topi.layout import Layout
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS, Depth
 
@@ -28,10 +29,6 @@ PassContext.declare_option(
     choices=tuple(_WINOGRAD),
 )  # fmt: skip
 
-_SEVERAL_IMAGES = 8
-"""Images that an open batch is as likely to have as one."""
-
-
 def winograd_tiles(context: PassContext) -> frozenset[int]:
     """Sides of the output tiles that the option "relay.winograd" allows."""
     return _WINOGRAD[context.option("relay.winograd")]
@@ -39,7 +36,7 @@ def winograd_tiles(context: PassContext) -> frozenset[int]:
 
 def likely_images(batch: Dim) -> tuple[int, int]:
     """`images` and `or_images` of a `WinogradShape`: the size of a batch, or two that are likely."""
-    return (batch, 0) if isinstance(batch, int) else (1, _SEVERAL_IMAGES)
+    return (batch, 0) if isinstance(batch, int) else LIKELY_BATCHES
 
 
 def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
