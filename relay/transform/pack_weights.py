@@ -23,8 +23,9 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Call, Constant, Expr, Function
 from relayc.relay.expr_functor import rewrite_calls
 from relayc.relay.op.base import OpDef, OpPattern, make_call
+from relayc.relay.op.indexing import Take, take
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
-from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
+from relayc.relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels, RoutedDense
 from relayc.relay.op.nn.dot4 import (
     Conv2DNHWCDot2Bfloat16,
     Conv2DNHWCDot4,
@@ -34,7 +35,7 @@ from relayc.relay.op.nn.dot4 import (
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
-from relayc.relay.sizes import product
+from relayc.relay.sizes import dims_match, product
 from relayc.relay.stored import fetched, place_of
 from relayc.relay.transform.builders import as_matrix, before_transposition, reshaped, swapped_axes
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
@@ -86,6 +87,8 @@ _WIDE_RESULTS = {"bfloat16": "float32"}
 """Types of the results that products may have besides their operands' type."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
+_ROWS_OF_A_GROUP = 8
+"""Rows assumed for a symbolic number of them with a matrix each."""
 _SINGLE = as_dtype("float32")
 _WORD_BYTES = 4
 """Minimum bytes read of a row in a step of a product: one element, or several smaller ones."""
@@ -297,7 +300,12 @@ class _Packer:
             b = reshaped(b, b.shape[-2:])
         target = at_precision_of(self.target, call.dtype)
         in_place = reads_in_place(target, rows, columns, depth, op.transpose_a, op.transpose_b)
-        if rows == 1 or (in_place and not isinstance(b, Constant)):
+        if rows == 1:
+            return call
+        routed = self._routed(call, op)
+        if routed is not None:
+            return routed
+        if in_place and not isinstance(b, Constant):
             return call
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
         width = self._width(m, n, k, 0 if op.transpose_a else k, dtype=call.dtype)
@@ -313,6 +321,43 @@ class _Packer:
             packed = _in_panels(b, width, columns, transposed=op.transpose_b)
             made = Call(BatchMatmulPacked(columns=columns, transpose_a=transpose_a), (a, packed), span=call.span)
         return reshaped(made, call.shape, call.span)
+
+    def _routed(self, call: Call, op: BatchMatmul) -> Expr | None:
+        """Groups of rows times a matrix each that is taken of a constant (experts, N, K) or (experts, K, N), or None.
+
+        Panels of all matrices are packed at compile time, and those that are taken are read in place.
+        """
+        a, b = call.args
+        if not isinstance(b, Call) or not isinstance(b.op, Take) or op.transpose_a or b.op.batch_dims:
+            return None
+        table, chosen = b.args
+        lead = chosen.shape
+        same = len(a.shape) == len(lead) + 2 and all(map(dims_match, a.shape[:-2], lead))
+        taken = isinstance(table, Constant) and len(table.shape) == 3 and b.op.axis in (0, -3)
+        if not taken or not same or not lead:
+            return None
+        assert isinstance(table, Constant)
+        experts, *matrix = table.tensor_type.static_shape
+        rows, (units, depth) = call.shape[-2], matrix if op.transpose_b else matrix[::-1]
+        width = self._width(rows if isinstance(rows, int) else _ROWS_OF_A_GROUP, units, depth, depth, dtype=call.dtype)
+        panels = self._panels_of_experts(table, width, transposed=op.transpose_b)
+        if b.op.mode != "fast":
+            chosen = take(Constant(np.arange(experts)), chosen, axis=0, mode=b.op.mode)
+        groups = product(lead)
+        data = reshaped(a, (groups, rows, a.shape[-1]))
+        made = Call(RoutedDense(units=units), (data, panels, reshaped(chosen, (groups,))), span=call.span)
+        return reshaped(made, call.shape, call.span)
+
+    def _panels_of_experts(self, weight: Constant, width: int, *, transposed: bool) -> Expr:
+        """Matrices (experts, N, K) if `transposed`, else (experts, K, N), in panels of each."""
+        experts, units, depth = weight.tensor_type.static_shape
+        if not transposed or units % width:
+            return _in_panels(weight, width, units, transposed=transposed)
+        key = (id(weight), "experts", width)
+        if key not in self.packed:
+            panels = self.panels.panels(self._values(weight).reshape(experts * units, depth), width, weight)
+            self.packed[key] = Constant(panels.reshape(experts, -1, depth, width), span=weight.span)
+        return self.packed[key]
 
     def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]

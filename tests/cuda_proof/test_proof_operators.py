@@ -43,7 +43,8 @@ def test_operators(cuda_device, rows):
 def follows_positions(row: Row) -> bool:
     """Does the operator use unchecked indices from an input, which the importer guarantees to be in bounds?"""
     dot4 = ("nn.window_dot4_groups", "nn.dense_dot4_groups")
-    return "experts" in row.attrs or row.op in ("slice_at", "ml.tree_ensemble", "vision.weighted_pixels", *dot4)
+    others = ("slice_at", "ml.tree_ensemble", "vision.weighted_pixels", "nn.routed_dense")
+    return "experts" in row.attrs or row.op in (*others, *dot4)
 
 
 @pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")

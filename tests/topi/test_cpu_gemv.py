@@ -63,6 +63,28 @@ def test_rows_by_matrices_that_are_looked_up(count: int | str, columns: int, ste
         np.testing.assert_allclose(executor(rows, which)[0].numpy(), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(("columns", "steps"), [(16, 32), (5, 40), (33, 70), (256, 7), (97, 512)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_groups_of_rows_by_matrices_that_are_looked_up(columns, steps, transposed, constant, target):
+    """Their number and length dynamic, or static; positions checked, or not."""
+    rng = np.random.default_rng(0)
+    y = rng.standard_normal((3, columns, steps) if transposed else (3, steps, columns), dtype=np.float32)
+    for groups, rows in [(1, 1), (3, 1), (2, 4), (7, 6), (20, 8), (3, 19)]:
+        sizes = (groups, rows) if constant else (te.size_var("groups"), te.size_var("rows"))
+        x, at = relay.var("x", (*sizes, steps)), relay.var("at", sizes[:1], "int64")
+        found = op.take(relay.const(y), at, axis=0, mode="fast" if groups > 1 else "numpy")
+        product = nn.relu(nn.batch_matmul(x, found, transpose_b=transposed))
+        lib = relay.build(relay.Function((x, at), product), target)
+        executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+        data, which = rng.standard_normal((groups, rows, steps), dtype=np.float32), rng.integers(0, 3, groups)
+        which = which if groups > 1 else which - 3
+        matrices = y[which].swapaxes(1, 2) if transposed else y[which]
+        expected = np.maximum(data.astype(np.float64) @ matrices, 0)
+        np.testing.assert_allclose(executor(data, which)[0].numpy(), expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @pytest.mark.parametrize(("columns", "steps"), [(40, 70), (16, 96)])

@@ -26,7 +26,7 @@ from relayc.topi.utils import (
 
 __all__ = [
     "Pairs", "as_rows", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",
-    "int16_pairs", "pack_panels", "rounded", "take_from_panels", "widened", "with_rows",
+    "int16_pairs", "pack_panels", "rounded", "routed_dense", "take_from_panels", "widened", "with_rows",
 ]  # fmt: skip
 
 
@@ -212,6 +212,24 @@ def batch_matmul_packed(
     attrs = {"block": nr, "transpose_a": transpose_a}
     product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs=attrs)
     return rounded(first_columns(product, columns), out_dtype)
+
+
+def routed_dense(data: Tensor, panels: Tensor, chosen: Tensor, units: Dim) -> Tensor:
+    """Groups of rows (T, rows, K) times the matrix `chosen` (T,) for each, of panels (experts, ceil(N / NR), K, NR).
+
+    Returns (T, rows, N) with N = `units`. The last panel is computed including its padding.
+    """
+    _, count, depth, nr = panels.shape
+    wide = accumulator_type(data.dtype)
+    k = te.reduce_axis((0, depth), name="k")
+
+    def body(t: Any, m: Any, n: Any) -> PrimExpr:
+        y = panels(te.cast("int32", chosen(t)), n // nr, k, n % nr)
+        return te.sum(te.cast(wide, data(t, m, k)) * te.cast(wide, y), axis=k)
+
+    shape = (*data.shape[:2], as_dim(count * nr))
+    total = te.compute(shape, body, name="routed_dense", tag="routed_dense", attrs={"block": nr})
+    return rounded(first_columns(total, units), data.dtype)
 
 
 def batch_matmul(

@@ -121,6 +121,8 @@ class _Layer:
     @cached_property
     def packed(self) -> _Packed | None:
         """Constant weights of 4 and 8 bits, those of 2 bits in 4, in blocks of whole words; None for others."""
+        if self.scales is None:
+            return None
         codes, scales, zeros = [None if part is None else constant_of(part)
                                 for part in (self.weights, self.scales, self.zeros)]  # fmt: skip
         if codes is None or scales is None or (zeros is None and self.zeros is not None):
@@ -136,10 +138,19 @@ class _Layer:
         zeros = np.full(scales.shape, 2, np.uint8) if zeros is None else zeros
         return _Packed(in_4_bits(codes), scales, zeros, 4)
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether products of groups of rows read the weights of their experts in place: constants, packed or float32.
+        """
+        return self.packed is not None or (self.scales is None and self.weights.dtype == "float32"
+                                           and isinstance(self.weights, Constant))  # fmt: skip
+
     def of_groups(self, x: Expr, expert: Expr) -> Expr:
-        """Apply to each group of rows x [T, rows, K] its expert [T]: [T, rows, N]. Weights are `packed`."""
-        assert self.packed is not None
-        result = op.nn.routed_bits(x, expert, *self.packed, int8_activations=self.int8_activations)
+        """Apply to each group of rows x [T, rows, K] its expert [T]: [T, rows, N]. The layer `has_groups`."""
+        if self.packed is not None:
+            result = op.nn.routed_bits(x, expert, *self.packed, int8_activations=self.int8_activations)
+        else:
+            result = op.nn.batch_matmul(x, op.take(self.weights, expert, axis=0, mode="fast"), transpose_b=True)
         if self.bias is None:
             return result
         return op.add(result, op.expand_dims(op.take(self.bias, expert, axis=0, mode="fast"), 1))
@@ -252,7 +263,7 @@ def _mixture(node: OnnxNode, layers: list[_Layer | None], shares: Expr | None) -
     x = reshape_to(node[0], (tokens, shape[-1]))
     weights, which = _routed(node, chosen, shares)
     activation = _Activation(node, gate is not None)
-    if all(layer is None or layer.packed is not None for layer in layers):
+    if all(layer is None or layer.has_groups for layer in layers):
         groups = _Groups.of(reshape_to(which, (product((tokens, chosen)),)), tokens, chosen, experts)
         rows = op.take(x, groups.tokens, axis=0, mode="fast")
         other = None if gate is None else gate.of_groups(rows, groups.expert)

@@ -28,8 +28,9 @@ from relayc.te.tir import Dim
 from relayc.topi.utils import ceil_div
 
 __all__ = [
-    "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "TakeFromPanels", "batch_matmul",
-    "batch_matmul_packed", "dense", "dense_packed", "matmul", "pack_panels", "take_from_panels",
+    "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "RoutedDense", "TakeFromPanels",
+    "batch_matmul", "batch_matmul_packed", "dense", "dense_packed", "matmul", "pack_panels", "routed_dense",
+    "take_from_panels",
 ]  # fmt: skip
 
 
@@ -291,9 +292,55 @@ class BatchMatmulPacked(OpDef):
         return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
 
 
+@register_op("nn.routed_dense", pattern=OpPattern.OUT_FUSABLE)
+class RoutedDense(OpDef):
+    """Groups of rows (T, rows, K) times the matrix `chosen` (T,) for each: (T, rows, N), N = `units` (ONNX: MoE).
+
+    Matrices are panels (experts, ceil(N / NR), K, NR) made by nn.pack_panels. (C1) data and panels have one element
+    type, experts are integers; (C2) data have three dimensions, panels four and experts one; (C3) their K and T are
+    equal; (C4) the panels hold `units` columns.
+    """
+
+    mixed_precision = MixedPrecision.ALWAYS
+
+    units: int
+
+    def takes_sizes_apart(self) -> bool:
+        """The number and the length of groups of rows: no loop needs to know that both follow from that of tokens."""
+        return True
+
+    def infer(self, data: TensorType, panels: TensorType, chosen: TensorType) -> TensorType:
+        require_same_dtype(1, data, panels)
+        require(chosen.dtype.is_integral, f"(C1) experts must be integers; got {chosen}")
+        ranks = (data.ndim, panels.ndim, chosen.ndim)
+        require(ranks == (3, 4, 1), f"(C2) the ranks don't fit: {data}, {panels} and {chosen}")
+        fits = dims_match(data.shape[2], panels.shape[2]) and dims_match(data.shape[0], chosen.shape[0])
+        require(fits, f"(C3) K or T differ: {data}, {panels} and {chosen}")
+        _, blocks, _, nr = panels.shape
+        require(fill_panels(self.units, blocks, nr), f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
+        return TensorType((*data.shape[:2], self.units), data.dtype)
+
+    def compute(self, data: te.Tensor, panels: te.Tensor, chosen: te.Tensor) -> te.Tensor:
+        return topi.nn.routed_dense(data, panels, chosen, self.units)
+
+    def reference(self, data: Array, panels: Array, chosen: Array) -> Array:
+        matrices = BatchMatmulPacked(columns=self.units)
+        return matrices.reference(data, panels[chosen])
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        data = types[0]
+        assert isinstance(data, TensorType)
+        return _macs(result, data.shape[2])
+
+
 def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:
     """Matrices in panels of `width` columns."""
     return PackPanels(width=width, transpose=transpose)(x)
+
+
+def routed_dense(data: Expr, panels: Expr, chosen: Expr, units: int) -> Call:
+    """Groups of rows (T, rows, K) times the packed matrix `chosen` (T,) for each, of `units` columns."""
+    return RoutedDense(units=units)(data, panels, chosen)
 
 
 def take_from_panels(panels: Expr, indices: Expr, rows: int, mode: str = "clip") -> Call:

@@ -333,6 +333,7 @@ CONVOLUTION = [
     row("nn.dense", f32(2, 2, 5), f32(4, 5)),
     row("nn.dense", i32(2, 5).astype(np.int8), i32(3, 5).astype(np.int8), out_dtype="int32"),
     row("nn.dense_packed", f32(3, 5), f32(2, 5, 4), units=7),
+    *[row("nn.routed_dense", f32(3, rows, 5), f32(2, 2, 5, 4), np.array([1, 0, 1]), units=7) for rows in (1, 6)],
     *[row("nn.dense_bits", f32(*lead, 32), i32(2, bits, 8, low=-(2**31), high=2**31 - 1), f32(2, 2, 8), *zeros,
           units=units, bits=bits, tolerance=1e-5)
       for bits, lead, units, zeros in ((4, (3,), 16, ()), (4, (2, 1), 13, (u8(2, 2, 8),)), (8, (), 9, (f32(2, 2, 8),)),

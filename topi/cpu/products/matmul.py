@@ -81,7 +81,12 @@ def _tile_output(
         block, row_outer = s[out].split(row_outer, factor=tiles)
         blocks = [block]
     column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width, masked=masked)
-    if one_loop and not plan.separate_panels:
+    if one_loop and plan.groups_of_a_block:
+        block, group = s[out].split(s[out].fuse(*batch), factor=plan.groups_of_a_block)
+        s[out].reorder(block, *column_outer, group, row_outer, row_inner, column_inner)
+        parallel(s, out, s[out].fuse(block, *column_outer), work, lanes)
+        tile = row_outer
+    elif one_loop and not plan.separate_panels:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)

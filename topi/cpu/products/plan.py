@@ -128,6 +128,9 @@ class ProductPlan:
     """panels, as weights are stored, that a tile of `width` columns spans: its vectors are then apart"""
     streams_few_rows: bool = False
     """tiles of half the height prefetch the next panel, where the number of rows is dynamic"""
+    groups_of_a_block: int = 0
+    """groups of rows, each with a matrix of its own, that a panel's columns are computed for before the next ones;
+    0: one"""
     tiles_of_a_block: int = 0
     """most row tiles, of a dynamic number, that all panels pass over before the next ones; 0: all"""
 
