@@ -177,15 +177,17 @@ def _part(op: Take, table: Expr, indices: Expr) -> Expr:
 
 
 def _taken(call: Call, op: Take) -> Expr:
-    """take(dequantize(table), i) = dequantize(take(table, i)): rows, with blocks along the last axis, or one scale."""
+    """take(dequantize(table), i) = dequantize(take(table, i)): slices, with blocks along another axis, or one scale."""
     table, indices = call.args
     rank = len(table.shape)
-    made, is_transposed = _before_transpositions(table) if rank > 2 else (table, False)
-    if not isinstance(made, Call) or op.axis not in (0, -rank) or rank < 2 or op.batch_dims:
+    axis = op.axis % max(rank, 1)
+    made, is_transposed = _before_transpositions(table) if axis < rank - 2 else (table, False)
+    if not isinstance(made, Call) or rank < 2 or op.batch_dims:
         return call
-    if isinstance(made.op, DequantizeBlocks) and made.op.axis % rank > 0:
-        rows = [_part(op, a, indices) for a in made.args]
-        result = made.op.replace(axis=made.op.axis % rank + len(call.shape) - rank)(*rows, span=made.span)
+    if isinstance(made.op, DequantizeBlocks) and made.op.axis % rank != axis:
+        rows, blocked = [_part(op, a, indices) for a in made.args], made.op.axis % rank
+        moved = len(call.shape) - rank if blocked > axis else 0
+        result = made.op.replace(axis=blocked + moved)(*rows, span=made.span)
         return transpose(result, swapped_axes(result)) if is_transposed else result
     if is_transposed:
         return call

@@ -144,12 +144,15 @@ def test_half_precision_and_int8_activations():
     np.testing.assert_allclose(result, x.astype(np.float32) @ real, atol=0.1)
 
 
-def test_rows_of_a_table_are_dequantised_after_they_are_taken(tmp_path: Path):
-    weights, real = quantised("int4", (2048, 64), 1, 32, with_zeros=True)
-    nodes = [dequantize(weights, 1, 32), helper.make_node("Gather", ["r", "i"], ["y"], axis=0)]
-    indices = np.array([[3, 2047, 0]])
-    result, _, lib = run(model(nodes, {"i": indices.shape}, weights), {"i": indices})
-    np.testing.assert_allclose(result, real[indices], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(("shape", "taken", "blocked"), [((2048, 64), 0, 1), ((64, 2048), 1, 0), ((256, 64, 8), 0, 1),
+                                                         ((64, 256, 8), 1, 0), ((8, 256, 64), 1, 2)])  # fmt: skip
+def test_rows_of_a_table_are_dequantised_after_they_are_taken(shape, taken, blocked, tmp_path: Path):
+    weights, real = quantised("int4", shape, blocked, 32, with_zeros=True)
+    nodes = [dequantize(weights, blocked, 32), helper.make_node("Gather", ["r", "i"], ["y"], axis=taken)]
+    indices = np.array([[3, 255, 0]])
+    result, kernels, lib = run(model(nodes, {"i": indices.shape}, weights), {"i": indices})
+    np.testing.assert_allclose(result, real.take(indices, taken), rtol=1e-5, atol=1e-6)
+    assert len(kernels) == 1
     lib.save(str(tmp_path / "table.relayc"))
     assert os.path.getsize(tmp_path / "table.relayc") < 2048 * (64 // 2 + 2 * 4 + 2) * 1.05 + (64 << 10)
 

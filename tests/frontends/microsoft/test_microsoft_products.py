@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -153,6 +154,42 @@ def test_gather_block_quantized(bits, with_zeros, depth):
     outside = np.array([2, 10, -11])  # zeros, unlike what Gather gives
     expected = np.stack([real[2], np.zeros(depth, np.float32), np.zeros(depth, np.float32)])
     check("GatherBlockQuantized", [inputs[0], outside, *inputs[2:]], expected, weights=[0, 2, 3], **attrs)
+
+
+@pytest.mark.parametrize("with_zeros", [True, False])
+@pytest.mark.parametrize("depth", [40, 48])
+def test_slices_of_bytes_in_blocks(with_zeros, depth):
+    """Of a table of three dimensions; only what is taken is unpacked."""
+    shape, block = (7, 3, depth), 16
+    codes, scales = rng.integers(0, 16, shape), rng.uniform(0.1, 1.0, (7, 3, 3)).astype(np.float32)
+    points = rng.integers(0, 16, scales.shape) if with_zeros else np.full(scales.shape, 8)
+    real = ((codes - points.repeat(block, 2)[..., :depth]) * scales.repeat(block, 2)[..., :depth]).astype(np.float32)
+    real = np.concatenate([real, np.zeros((1, *shape[1:]), np.float32)])  # of invalid indices
+    indices = np.array([[3, -1, 0], [6, 7, 5]])
+    inputs = [packed(codes, 4), indices, scales, packed(points, 4) if with_zeros else None]
+    attrs = {"bits": 4, "block_size": block, "quantize_axis": 2, "gather_axis": 0}
+    check("GatherBlockQuantized", inputs, real[np.where(indices < 0, indices - 1, indices)], weights=[0, 2, 3], **attrs)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.uint4, ml_dtypes.int4])
+@pytest.mark.parametrize("with_zeros", [True, False])
+@pytest.mark.parametrize(("shape", "taken", "blocked"), [((6, 3, 40), 0, 2), ((6, 40, 3), 0, 1), ((3, 6, 40), 1, 2),
+                                                         ((40, 6, 3), 1, 0), ((3, 40, 6), -1, 1), ((40, 6), 0, 0),
+                                                         ((3, 40), 1, 1)])  # fmt: skip
+def test_slices_along_any_axis_of_tables_in_blocks(shape, taken, blocked, with_zeros, kind):
+    block, blocks = 16, [*shape]
+    blocks[blocked] = 3
+    codes, scales = rng.integers(0, 8, shape), rng.uniform(0.1, 1.0, blocks).astype(np.float32)
+    points = rng.integers(0, 8, blocks) if with_zeros else np.zeros(blocks, np.int64)
+
+    def spread(x):
+        return x.repeat(block, blocked).take(range(shape[blocked]), blocked)
+
+    real = ((codes - spread(points)) * spread(scales)).astype(np.float32)
+    indices = np.array([[3, -1], [0, 2]])
+    inputs = [codes.astype(kind), indices, scales, points.astype(kind) if with_zeros else None]
+    attrs = {"block_size": block, "quantize_axis": blocked, "gather_axis": taken}
+    check("GatherBlockQuantized", inputs, np.take(real, indices, taken), weights=[0, 2, 3], **attrs)
 
 
 def test_invalid_mat_mul_n_bits_are_rejected():
