@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from relayc import te
 from relayc.te.ir.decisions import note
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import PrimExpr
 
-__all__ = ["ColumnTiles", "LineTiles", "WindowPlan", "schedule_windows"]
+__all__ = ["ColumnTiles", "LineTiles", "schedule_windows"]
 
 _VECTORS = 4
 """Vectors of channels in a tile one column wide: memory order is worth more than sharing between adjacent columns
@@ -44,24 +44,13 @@ _PREFETCHED_LINES, _LONG_LINE_BYTES = 3, 768
 and the bytes of a line of 32-bit elements from which on 64-byte vectors prefetch to L2, as higher windows always do."""
 
 
-class WindowPlan(Protocol):
-    """How windows are tiled, and what adjacent ones share."""
-
-    def share(self, s: te.Schedule, lines: WindowLines) -> Sequence[te.Tensor]:
-        """Let windows read reductions that they share, across lines and along them; returns these stages."""
-        ...
-
-    def apply(
-        self, s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, shared: Sequence[te.Tensor], target: Target
-    ) -> None:
-        """Schedule `out`, the windows behind it, which are reduced in `accumulator`, and the stages they share."""
-        ...
-
-
 def schedule_windows(
-    s: te.Schedule, operation: te.Operation, lines: WindowLines | None, plan: WindowPlan, target: Target
+    s: te.Schedule, operation: te.Operation, lines: WindowLines | None, plan: ColumnTiles | LineTiles, target: Target
 ) -> None:
-    """Schedule the output and the windows `operation` behind it, which share reductions if there are `lines`."""
+    """Schedule the output and the windows `operation` behind it, which share reductions if there are `lines`.
+
+    A plan says how windows are tiled, and which reductions across lines and along them adjacent ones share.
+    """
     note("windows", type(plan).__name__, plan)
     shared = () if lines is None else plan.share(s, lines)
     out, anchor = s.outputs[0].output(0), s[operation].op
