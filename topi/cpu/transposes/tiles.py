@@ -91,11 +91,8 @@ def _ordered(facts: TransposeFacts, width: int, piece: int | None) -> TransposeP
     unaligned, count = facts.has_unaligned_rows, len(blocks)
     transposed = width + (facts.line if unaligned else 0)
     lines = -(-(width * facts.block // facts.line_of_input) // -(-transposed // facts.lanes))
-    if piece is None:
-        share = Share(lines, lines, partial(_in_next_block, facts, width, transposed, lines))
-    else:
-        place = partial(_in_next_piece, facts, width, transposed, lines, piece, along)
-        share = Share(lines, _LINES_OF_PREFETCH, place)
+    place = partial(_in_next_block, facts, width, transposed, lines, piece, along)
+    share = Share(lines, lines if piece is None else _LINES_OF_PREFETCH, place)
     fits = facts.at_once % facts.line == 0 and width % facts.at_once == 0
     return TransposePlan(
         facts, (*blocks, Step(number, facts.line_of_input), Step(number, facts.block)), outside=count, copied=count,
@@ -105,34 +102,27 @@ def _ordered(facts: TransposeFacts, width: int, piece: int | None) -> TransposeP
 
 
 def _in_next_block(
-    facts: TransposeFacts, width: int, transposed: int, lines: int, _loop: Var, vector: Var, _block: Var, first: int,
-    *place: PrimExpr,
+    facts: TransposeFacts, width: int, transposed: int, lines: int, piece: int | None, along: bool, _loop: Var,
+    vector: Var, _block: Var, first: int, *place: PrimExpr,
 ) -> Sequence[PrimExpr]:  # fmt: skip
-    """The place of a tile's share of the next block, of as many rows as are `transposed` with this one.
+    """The place of a tile's share of the next block: of the rows below those `transposed` with this one, or a piece.
 
     It is as far into that block, in memory order, as the vector's columns are in theirs, one vector's behind the
-    other's.
+    other's. The next piece of each row is one `along` the same rows, otherwise below.
     """
     index, position, shape = untransposed(place, facts.position), facts.position, facts.tensor.shape
-    index[position] = index[position] - te.min(vector * facts.lanes, transposed - facts.lanes) + transposed
-    begin = ravel_index(index[: position + 1], shape[: position + 1]) * facts.row_stride
-    within = ravel_index(index[position + 1 :], shape[position + 1 :]) * width
-    return (begin + within + (vector * lines + first) * facts.line_of_input,)
-
-
-def _in_next_piece(
-    facts: TransposeFacts, width: int, transposed: int, lines: int, piece: int, along: bool, _loop: Var, vector: Var,
-    _block: Var, first: int, *place: PrimExpr,
-) -> Sequence[PrimExpr]:  # fmt: skip
-    """The same of the next piece of each row: `along` the rows, otherwise below."""
-    index, position, shape = untransposed(place, facts.position), facts.position, facts.tensor.shape
-    *outer, column = index
-    outer[position] = outer[position] - te.min(vector * facts.lanes, transposed - facts.lanes)
-    number, within = column // piece, column % piece * width + (vector * lines + first) * facts.line_of_input
-    line = ravel_index([*outer, 0], shape) + within // piece * facts.row_stride
-    below, pieces = width * facts.row_stride, -(-constant_size(shape[-1:]) // piece)
+    index[position] = index[position] - te.min(vector * facts.lanes, transposed - facts.lanes)
+    behind = position + 1 if piece is None else len(shape) - 1  # the dimensions that a row, or a piece, lies along
+    length = constant_size(shape[behind:])
+    begin, column = ravel_index(index[:behind], shape[:behind]) * length, ravel_index(index[behind:], shape[behind:])
+    share = (vector * lines + first) * facts.line_of_input
+    if piece is None:
+        return (begin + transposed * facts.row_stride + column * width + share,)
+    number, within = column // piece, column % piece * width + share
+    below, pieces = width * facts.row_stride, -(-length // piece)
     beside = te.if_then_else(number < pieces - 1, (number + 1) * piece, below)
-    return (line + (beside if along else below + number * piece) + within % piece,)
+    further = beside if along else below + number * piece
+    return (begin + within // piece * facts.row_stride + further + within % piece,)
 
 
 def _lines_written(facts: TransposeFacts, nbytes: int, l2: int) -> int:
