@@ -12,7 +12,7 @@ from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, Serves, first_of, serves_if
 from relayc.te.tir import Call, FloatImm, IntImm, ProducerLoad, Select
-from relayc.topi.candidates import apply_plan
+from relayc.topi.candidates import Plan, apply_plan
 from relayc.topi.cpu.accesses import depend_on_data
 from relayc.topi.cpu.common import parallel_outer
 from relayc.topi.cpu.elements import VECTORS, element_cost, elements_per_step, vectorize_elements, vectors_per_step
@@ -44,7 +44,6 @@ _STRIDED_COST = 5
 _TILE, _LINES = 16, 8
 """Elements of a strided axis in a tile, a cache line of float32, and cache lines of each of a few rows that are stored
 together: one more is computed than that."""
-_ALONG_MEMORY = Refused("large inputs are contiguous along the last dimension")
 _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
 
@@ -241,6 +240,11 @@ def _schedule_output(s: te.Schedule, facts: OutputFacts) -> None:
         s[out].unroll(inside[-1])
 
 
+def _apply(s: te.Schedule, subject: str, plan: Plan[list[te.IterVar]] | Refused) -> OutputLoops | Refused:
+    """The loops of a plan; or why there is none."""
+    return plan if isinstance(plan, Refused) else OutputLoops(apply_plan(s, subject, plan))
+
+
 def _flat(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     """Vectors along all dimensions as one, but for those with gaps."""
     if not facts.is_flat:
@@ -266,19 +270,16 @@ def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused
     if (facts.strided is None or whole) if not facts.rows else not pairs:
         return Refused("vectors of the output are contiguous in the input, or interleaved")
     tiles = PermutedTiles.of(out, facts.target)
-    if not tiles:
-        return tiles
-    if facts.rows and not tiles.is_read_in_order:
+    if facts.rows and tiles and not tiles.is_read_in_order:
         return Refused("pieces are not read in order, but rows are")
-    return OutputLoops(apply_plan(s, "pieces", tiles))
+    return _apply(s, "pieces", tiles)
 
 
 def _several_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     repeats, by_one = all(is_broadcast(op.tag) for op in facts.ops), all(o.op is facts.out.op for o in facts.outs)
     if facts.strided is not None or facts.rows or not (repeats or (by_one and facts.line is None)):
         return Refused("elements are strided, in another order or buffered, or there are several results")
-    plan = LineVectors.of_several(facts.lines, joins=not repeats)
-    return OutputLoops(apply_plan(s, "lines", plan)) if plan else plan
+    return _apply(s, "lines", LineVectors.of_several(facts.lines, joins=not repeats))
 
 
 def _interleaved(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
@@ -286,63 +287,50 @@ def _interleaved(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
         return Refused("no large input is contiguous along the dimension before the last, or the last one is long")
     if facts.rows and facts.rows.axes_of_row > 1:
         return Refused("rows of several dimensions are packed")
-    out, (*outer, rows, columns) = facts.out, s[facts.out].op.axis
-    extent, lanes = constant_size(out.shape[-2:]), facts.lanes * constant_size(out.shape[-1:])
-    return OutputLoops([*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)])
+    return _apply(s, "lines", LineVectors.interleaved(facts.lines))
 
 
 def _packed_rows(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.rows and facts.strided is None and facts.line is not None:
         return Refused("lines are buffered")
-    return OutputLoops(apply_plan(s, "chunks", facts.rows)) if facts.rows else facts.rows
+    return _apply(s, "chunks", facts.rows)
 
 
 def _transposed(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     return OutputLoops(tile_transposed(s, facts.transpose)) if facts.transpose else facts.transpose
 
 
-def _tiles_of_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    """A few unaligned rows, such as an image's planes, split at cache-line boundaries for non-temporal stores."""
+def _strided_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
+    """Tiles of the strided axis, whose loop runs just outside the vectors of the last axis.
+
+    A few unaligned rows, such as an image's planes, are split at cache lines, for non-temporal stores.
+    """
     out, number, line = facts.out, facts.strided, LINE_BYTES // facts.out.dtype.nbytes
     if number is None:
-        return _ALONG_MEMORY
-    rows, columns = constant_size([out.shape[number]]), constant_size(out.shape[-1:])
-    if rows > _TILE or line > VECTORS * facts.lanes:
-        return Refused(f"{rows} rows are many, or a cache line has more elements than are computed together")
-    if not are_unaligned(out, columns, 2 * _LINES, facts.target):
-        return Refused(f"the caches hold the output, or rows of {columns} elements are whole cache lines, or short")
-    axes = list(s[out].op.axis)
-    tile, each, column = split_at_lines(s, out, _LINES * line)
-    outside = [*axes[:number], *axes[number + 1 : -1], tile]
-    s[out].reorder(*outside, axes[number], each, column)
-    return OutputLoops(outside)
-
-
-def _tiles_of_elements(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
-    """Tiles of the strided axis, whose loop runs just outside the vectors of the last axis."""
-    out, number = facts.out, facts.strided
-    if number is None:
-        return _ALONG_MEMORY
-    axes, extent = list(s[out].op.axis), out.shape[number]
-    vectors = vectorize_elements(s, out, axes[-1], out.shape[-1], facts.lanes, facts.vectors)
+        return Refused("large inputs are contiguous along the last dimension")
+    axes, extent, columns = list(s[out].op.axis), out.shape[number], constant_size(out.shape[-1:])
+    few = constant_size([extent]) <= _TILE and line <= VECTORS * facts.lanes
+    if few and are_unaligned(out, columns, 2 * _LINES, facts.target):
+        vectors, *inside = split_at_lines(s, out, _LINES * line)
+    else:
+        vectors, inside = vectorize_elements(s, out, axes[-1], out.shape[-1], facts.lanes, facts.vectors), []
     size, tail = (max(min(extent, _TILE), 1), "shift") if isinstance(extent, int) else (_TILE, "guard")
-    outer, inner = s[out].split(axes[number], factor=size, tail=tail)
+    outer, rows = s[out].split(axes[number], factor=size, tail=tail)
     outside = [*axes[:number], *axes[number + 1 : -1], outer, vectors]
-    s[out].reorder(*outside, inner)
+    s[out].reorder(*outside, rows, *inside)
     return OutputLoops(outside)
 
 
 def _buffered_line(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if facts.line is None:
         return Refused("no line of an input serves several results")
-    return OutputLoops(apply_plan(s, "lines", LineVectors.between_borders(facts.lines, facts.line)))
+    return _apply(s, "lines", LineVectors.between_borders(facts.lines, facts.line))
 
 
 def _packed_lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused:
     if not facts.is_alone or not (facts.lines.has_borders or facts.moves_data):
         return Refused("elements are computed, or there are several results")
-    plan = LineVectors.packed(facts.lines)
-    return OutputLoops(apply_plan(s, "lines", plan)) if plan else plan
+    return _apply(s, "lines", LineVectors.packed(facts.lines))
 
 
 def _lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops:
@@ -353,6 +341,6 @@ def _lines(s: te.Schedule, facts: OutputFacts) -> OutputLoops:
 _CANDIDATES: tuple[tuple[str, Callable[[te.Schedule, OutputFacts], OutputLoops | Refused]], ...] = (
     ("flat", _flat), ("permuted tiles", _permuted_tiles), ("several lines in a vector", _several_lines),
     ("interleaved", _interleaved), ("packed rows", _packed_rows), ("transposed in registers", _transposed),
-    ("buffered line", _buffered_line), ("tiles of cache lines", _tiles_of_lines),
-    ("tiles of elements", _tiles_of_elements), ("packed lines", _packed_lines), ("lines", _lines),
+    ("buffered line", _buffered_line), ("tiles of a strided axis", _strided_tiles), ("packed lines", _packed_lines),
+    ("lines", _lines),
 )  # fmt: skip

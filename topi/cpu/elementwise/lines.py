@@ -241,6 +241,12 @@ class LineVectors:
         return LineVectors(lines, columns * count, tail, partitioned=True, joined=True, fetched=fetched)
 
     @staticmethod
+    def interleaved(lines: Lines) -> LineVectors:
+        """Vectors of as many short lines as a vector of the input has elements, two at a time where there are many."""
+        extent, lanes = constant_size(lines.out.shape[-2:]), lines.lanes * constant_size(lines.out.shape[-1:])
+        return LineVectors(lines, min(elements_per_step(extent, lanes), extent), "shift", joined=True)
+
+    @staticmethod
     def packed(lines: Lines) -> LineVectors | Refused:
         """Chunks of lines; refused where caches hold the output, lines are whole cache lines, or chunks too large.
 
