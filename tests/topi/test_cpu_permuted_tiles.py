@@ -70,7 +70,7 @@ def test_each_cache_line_of_the_next_piece_is_prefetched_once() -> None:
     """Each line of the next piece, in memory order: here the next kilobyte of each of 16 planes."""
     x = te.placeholder((2, 16, 32, 2, 32, 2), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (0, 2, 4, 3, 5, 1)), small_target(PROCESSORS[-1]))
-    assert found and not found.is_read_in_order
+    assert found and not found.parts.are_in_order
     prefetched, rows = [], found.parts.size(found.rows)
     for first in range(0, 16 * 256, found.vector):
         place = [*[const(0)] * len(found.parts.outside), const(first // rows), const(first % rows)]
@@ -84,7 +84,7 @@ def test_short_pieces_prefetch_a_later_one() -> None:
     """Three planes, a cache line of each: 8 KB further on, not the next 192 bytes."""
     x = te.placeholder((1 << 16, 3), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (1, 0)), small_target(PROCESSORS[-1]))
-    assert found and found.is_read_in_order
+    assert found and found.parts.are_in_order
     (at,) = found._in_later_piece(*[const(0)] * (len(found.parts.outside) + 2))
     piece = found.parts.size(found.parts.inside)
     assert as_int(Analyzer().simplify(at)) == -(-2048 // piece) * piece

@@ -37,12 +37,17 @@ _BLOCK_BYTES = 16
 _SHORTEST = 4
 
 
-def transposed_vectors(target: Target, dtype: DType) -> list[int]:
-    """Lengths of the vectors that tiles of `dtype` transpose into, longest first; none if unsupported."""
+def transposed_vectors(target: Target, dtype: DType, shape: tuple[te.Dim, te.Dim] | None = None) -> list[int]:
+    """Lengths of the vectors that tiles of `dtype` transpose into, longest first; none if unsupported.
+
+    With a `shape`, the rows and columns of the result, those of which a tile fits in; dynamic sizes are long enough.
+    """
     if dtype.bits % 8 or (dtype.is_float and dtype.bits == 8):  # others are not held as they are stored
         return []
     most = vector_lanes(target, dtype.nbytes)
-    return [1 << p for p in range(most.bit_length() - 1, 0, -1) if 1 << p >= min(_SHORTEST, most)]
+    lengths = [1 << p for p in range(most.bit_length() - 1, 0, -1) if 1 << p >= min(_SHORTEST, most)]
+    rows, columns = [d if isinstance(d, int) else most for d in shape or (most, most)]
+    return [n for n in lengths if n <= columns and block_of(n, dtype) <= rows]
 
 
 def block_of(lanes: int, dtype: DType) -> int:

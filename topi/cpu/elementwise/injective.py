@@ -270,7 +270,7 @@ def _permuted_tiles(s: te.Schedule, facts: OutputFacts) -> OutputLoops | Refused
     if (facts.strided is None or whole) if not facts.rows else not pairs:
         return Refused("vectors of the output are contiguous in the input, or interleaved")
     tiles = PermutedTiles.of(out, facts.target)
-    if facts.rows and tiles and not tiles.is_read_in_order:
+    if facts.rows and tiles and not tiles.parts.are_in_order:
         return Refused("pieces are not read in order, but rows are")
     return _apply(s, "pieces", tiles)
 

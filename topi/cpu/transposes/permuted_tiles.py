@@ -179,14 +179,9 @@ class PermutedTiles:
         if runs > _MOST_RUNS or not columns:
             return Refused("the input is contiguous along the last dimension, or vectors are made of many runs")
         x, y = parts.size(rows), parts.size(columns)
-        fitting = [n for n in transposed_vectors(target, tensor.dtype) if n <= y and block_of(n, tensor.dtype) <= x]
+        fitting = transposed_vectors(target, tensor.dtype, (x, y))
         transposed = fitting[0] if fitting and y >= MOST_INTERLEAVED and x * y * out.dtype.nbytes >= LINE_BYTES else 0
         return PermutedTiles(out, tensor, parts, tuple(rows), tuple(columns), transposed, run, vector)
-
-    @property
-    def is_read_in_order(self) -> bool:
-        """Whether a piece is contiguous in the input."""
-        return self.parts.are_in_order
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over pieces, outermost first."""
@@ -271,7 +266,7 @@ class PermutedTiles:
         That is the next piece; where pieces are contiguous in the input, the one that memory delivers in time.
         """
         parts, outside, grid = self.parts, self.parts.outside, self._grid
-        pieces = rows_ahead(parts.size(parts.inside) * self.tensor.dtype.nbytes) if self.is_read_in_order else 1
+        pieces = rows_ahead(parts.size(parts.inside) * self.tensor.dtype.nbytes) if parts.are_in_order else 1
         sizes = [*[parts.sizes[i] for i in grid], parts.size(self.columns), parts.size(self.rows)]
         come: PrimExpr = ravel_index(place[len(outside) :], sizes)
         begin: PrimExpr = const(pieces * parts.stride(outside[-1]))

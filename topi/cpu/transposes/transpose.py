@@ -12,7 +12,7 @@ from relayc.te.ir.decisions import Refused, first_of
 from relayc.te.tir import Dim, IntImm, Mul, Var
 from relayc.topi.candidates import apply_plan
 from relayc.topi.cpu.accesses import only_variable, reads
-from relayc.topi.cpu.register_transpose import block_of, transposed_vectors
+from relayc.topi.cpu.register_transpose import transposed_vectors
 from relayc.topi.cpu.transposes.facts import TransposeFacts
 from relayc.topi.cpu.transposes.packed import copied_runs, packed_blocks, packed_matrices
 from relayc.topi.cpu.transposes.plan import TransposePlan
@@ -62,12 +62,7 @@ def transpose_facts(out: te.Tensor, number: int | None, at_once: int, target: Ta
     found, rows, columns = _transposable(out, number), out.shape[number], out.shape[-1]
     if found is None or not all(map(_is_product, (rows, columns))) or 0 in out.shape:
         return Refused("strided reads differ, or there is padding, or lengths are expressions")
-    dtype = found[0].dtype
-
-    def fits(lanes: int) -> bool:
-        return all(least <= d for d, least in ((rows, block_of(lanes, dtype)), (columns, lanes)) if isinstance(d, int))
-
-    fitting = [lanes for lanes in transposed_vectors(target, dtype) if fits(lanes)]
+    fitting = transposed_vectors(target, found[0].dtype, (rows, columns))
     if not fitting:
         return Refused(f"matrices of {rows} x {columns} are smaller than a block")
     return TransposeFacts(out, number, *found, fitting[0], at_once, target)
