@@ -40,7 +40,9 @@ class Case:
 
 
 CASES = (
-    Case("resnet50", "batch", 0, (1, 2, 4)),
+    Case("resnet50", "batch", 0, (1, 2, 8)),
+    Case("mobilenet_v2", "batch", 0, (1, 2, 8)),
+    Case("light_squeezenet", "batch", 0, (1, 2, 8)),
     Case("bert_base", "batch", 0, (1, 2, 4)),
     Case("bert_base", "sequence", 1, (32, 128, 200)),
     Case("gpt2", "sequence", 1, (32, 128, 200)),

@@ -308,13 +308,18 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
     """Give every intermediate tensor a slot: a free one of its own size, else the free one nearest in size, else a new
     one.
 
-    Tensors whose sizes become known at different stages do not share.
+    Tensors whose sizes become known at different stages do not share. What leaves a run of nodes for slices of the
+    batch has its memory from the beginning of the run, since each slice writes a part of it.
     """
     last = last_reads(graph)
     pools: dict[int, _Pool] = {}
     count = 0
+    begun: dict[int, list[int]] = {}
+    for run in graph.sliced_runs():
+        written = [graph.base_of(i) for node in graph.nodes[run.first : run.last] for i in node.outputs]
+        begun[run.first] = [number for number in written if number in run.passing]
     for step, node in enumerate(graph.nodes):
-        for number in dict.fromkeys(graph.base_of(i) for i in node.outputs):
+        for number in dict.fromkeys([*begun.get(step, ()), *map(graph.base_of, node.outputs)]):
             tensor = graph.tensors[number]
             if tensor.storage is not None:
                 continue

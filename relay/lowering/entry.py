@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import groupby, zip_longest
+from types import MappingProxyType
+from typing import NamedTuple
 
-from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, time_steps
+from relayc.relay.lowering.graph import ExecutionGraph, GraphNode, SlicedRun, time_steps
 from relayc.relay.lowering.kernel_steps import KernelStep, call_steps
 from relayc.te.dtype import HANDLE, INT32, dtype
 from relayc.te.tir import (
+    Add,
     AttrStmt,
     Binary,
     Cast,
     Dim,
     Evaluate,
+    FloorDiv,
+    For,
+    ForKind,
     IntImm,
+    LetStmt,
+    Min,
+    Mul,
     PrimExpr,
     PrimFunc,
     Stmt,
     StringImm,
+    Sub,
     Var,
     call_intrin,
     cast,
@@ -109,24 +120,71 @@ def add_dynamic_entry(entries: EntryFunctions, graph: ExecutionGraph, first: int
     """
     table, sizes = Var("tensors", HANDLE), Var("sizes", HANDLE)
 
-    def address(tensor: int) -> PrimExpr:
-        return call_intrin("handle", "load_at", table, const(graph.base_of(tensor) * _POINTER_BYTES, "int64"))
+    def call(node: GraphNode, piece: _Piece | None = None) -> Evaluate:
+        numbers = (*node.inputs, *node.outputs)
+        addresses = [call_intrin("handle", "load_at", table, const(graph.base_of(i) * _POINTER_BYTES, "int64"))
+                     for i in numbers]  # fmt: skip
+        known = {} if piece is None else {piece.batch: piece.images}
+        if piece is not None:
+            addresses = [piece.address(graph, i, address) for i, address in zip(numbers, addresses, strict=True)]
+        values = [cast(INT32, size_value(size, sizes, graph.sizes, known)) for size in node.sizes]
+        return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *addresses, *values))
 
+    runs = {run.first: run for run in graph.sliced_runs()}
     calls: list[Stmt] = []
-    for node in graph.nodes[first:last]:
-        values = [cast(INT32, size_value(size, sizes, graph.sizes)) for size in node.sizes]
-        arguments = [*map(address, (*node.inputs, *node.outputs)), *values]
-        calls.append(Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments)))
+    position = first
+    while position < last:
+        run = runs.get(position)
+        if run is None:
+            calls.append(call(graph.nodes[position]))
+            position += 1
+            continue
+        batch = size_value(run.slices.batch, sizes, graph.sizes)
+        calls.append(_in_slices(run, batch, [partial(call, node) for node in graph.nodes[position : run.last]]))
+        position = run.last
     return entries.add(_ENTRY_NAME, (table, sizes), seq(calls))
 
 
-def size_value(size: Dim, table: PrimExpr, names: Sequence[str]) -> PrimExpr:
-    """A size in 64 bits, where `table` is the address of the values of the size variables `names`."""
+class _Piece(NamedTuple):
+    """A slice of a batch: `images` images from `first` on. `passing` are the tensors of which it is a slice."""
+
+    batch: str
+    first: Var
+    images: Var
+    passing: Set[int]
+
+    def address(self, graph: ExecutionGraph, tensor: int, whole: PrimExpr) -> PrimExpr:
+        """The address of the slice of a tensor that lies at the address `whole`."""
+        if graph.base_of(tensor) not in self.passing:
+            return whole
+        image = graph.strides_of(tensor)[0] * graph.tensors[tensor].tensor_type.dtype.nbytes
+        return call_intrin("handle", "handle_add_byte_offset", whole, Mul(self.first, const(image, "int64")))
+
+
+def _in_slices(run: SlicedRun, batch: PrimExpr, calls: Sequence[Callable[[_Piece], Stmt]]) -> Stmt:
+    """A loop over the slices of a batch, of which the last may have fewer images."""
+    index, first, images = Var("slice", dtype("int64")), Var("first", dtype("int64")), Var("images", dtype("int64"))
+    most = const(run.slices.images, "int64")
+    piece = _Piece(run.slices.batch.name, first, images, run.passing)
+    body = LetStmt(images, Min(most, Sub(batch, first)), seq([call(piece) for call in calls]))
+    count = FloorDiv(Add(batch, Sub(most, const(1, "int64"))), most)
+    return For(index, const(0, "int64"), count, ForKind.SERIAL, LetStmt(first, Mul(index, most), body))
+
+
+def size_value(
+    size: Dim, table: PrimExpr, names: Sequence[str], known: Mapping[str, PrimExpr] = MappingProxyType({})
+) -> PrimExpr:
+    """A size in 64 bits, where `table` is the address of the values of the size variables `names`.
+
+    The variables that `known` names have other values.
+    """
+    if isinstance(size, Var) and size.name in known:
+        return known[size.name]
     if isinstance(size, Var):
         return call_intrin("int64", "load_at", table, const(names.index(size.name) * _POINTER_BYTES, "int64"))
     if isinstance(size, Binary):
-        return size.__class__(size_value(size.a, table, names), size_value(size.b, table, names))
+        return size.__class__(size_value(size.a, table, names, known), size_value(size.b, table, names, known))
     if isinstance(size, Cast):
-        return size_value(size.value, table, names)
+        return size_value(size.value, table, names, known)
     assert isinstance(size, int | IntImm)
     return const(int(size), "int64")

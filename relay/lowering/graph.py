@@ -8,9 +8,11 @@ everything else in the arena.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,13 +32,15 @@ from relayc.relay.sizes import evaluate, product
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import Span
-from relayc.te.tir import Dim
+from relayc.te.tir import Dim, SizeVar
 
 __all__ = [
     "AliasReport",
+    "BatchSlices",
     "ExecutionGraph",
     "GraphNode",
     "GraphTensor",
+    "SlicedRun",
     "add_workspaces",
     "byte_offset",
     "last_reads",
@@ -96,6 +100,14 @@ class GraphTensor:
         return mine.dtype.nbytes == theirs.dtype.nbytes and product(mine.shape) is product(theirs.shape)
 
 
+@dataclass(frozen=True, eq=False)
+class BatchSlices:
+    """Consecutive nodes with the same object run for `images` images of a symbolic `batch`, then for the next ones."""
+
+    batch: SizeVar
+    images: int
+
+
 @dataclass
 class GraphNode:
     """One kernel call; the last `scratch` of its outputs are scratch memory.
@@ -119,6 +131,8 @@ class GraphNode:
     """the workload of these extents only, where extents are among `names`"""
     cycles: float = 0.0
     """estimated cycles of the kernel on one core; 0: unknown"""
+    slices: BatchSlices | None = None
+    """the slices of the batch that it runs for, one at a time, with the nodes beside it"""
 
     @property
     def flops(self) -> int:
@@ -129,6 +143,18 @@ class GraphNode:
     def nbytes(self) -> int:
         """Bytes that the kernel accesses: see `Workload.nbytes`."""
         return (self.unshared or self.workload).nbytes
+
+
+class SlicedRun(NamedTuple):
+    """Nodes `first` ... `last` - 1, which run for slices of the batch.
+
+    `passing` are the tensors that own memory which is accessed outside of the run, too, or belongs to the caller.
+    """
+
+    first: int
+    last: int
+    slices: BatchSlices
+    passing: frozenset[int]
 
 
 @dataclass
@@ -240,6 +266,35 @@ class ExecutionGraph:
         while tensor not in self.written_in_place and (base := self.tensors[tensor].base) is not None:
             tensor = base
         return tensor
+
+    def sliced_runs(self) -> Iterator[SlicedRun]:
+        """The runs of nodes for slices of the batch, in order."""
+        if not any(node.slices for node in self.nodes):
+            return
+        uses = Counter(n for node in self.nodes for n in self.bases_of(node))
+        kept = {self.base_of(number) for number in (*self.outputs, *self.kept)}
+        first = 0
+        for slices, group in groupby(self.nodes, key=lambda node: node.slices):
+            inside = list(group)
+            first, begin = first + len(inside), first
+            if slices is None:
+                continue
+            here = Counter(n for node in inside for n in self.bases_of(node))
+            passing = [n for n, count in here.items() if count < uses[n] or n in kept or self._is_callers(n)]
+            yield SlicedRun(begin, first, slices, frozenset([n for n in passing if not self._is_parameter(n)]))
+
+    def _is_parameter(self, base: int) -> bool:
+        storage = self.tensors[base].storage
+        return storage is not None and storage[0] == "param"
+
+    def _is_callers(self, base: int) -> bool:
+        """Does the memory of a tensor belong to the caller, or may it be handed out?"""
+        storage = self.tensors[base].storage
+        return storage is not None and storage[0] != "slot"
+
+    def bases_of(self, node: GraphNode) -> list[int]:
+        """The tensors that own the memory which a node accesses."""
+        return [self.base_of(number) for number in (*node.inputs, *node.outputs)]
 
     def strides_of(self, tensor: int) -> tuple[int, ...]:
         """The strides, in elements, of a tensor with `rows`: those of the tensor that it is a slice of, or contiguous
@@ -457,6 +512,8 @@ def last_reads(graph: ExecutionGraph) -> dict[int, int]:
     for step, node in time_steps(graph.nodes):
         for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
+    for run in graph.sliced_runs():  # the next slice reads and writes what is not inside the run
+        last |= dict.fromkeys([n for n in run.passing if last[n] < run.last], run.last - 1)
     return {**last, **{graph.base_of(number): len(graph.nodes) for number in graph.kept}}
 
 

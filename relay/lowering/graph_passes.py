@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relayc.backend.target import Target
-from relayc.relay.lowering.batch_slices import SliceBatches
+from relayc.relay.lowering.batch_slices import SliceBatches, SliceOpenBatches
 from relayc.relay.lowering.buffer_aliasing import AliasViews
 from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.kv_cache import PlaceKVCaches
@@ -25,6 +25,7 @@ def graph_passes(target: Target) -> tuple[Pass, ...]:
         ShareKernels(),  # before batches are sliced, so that the kernels of slices are shared as well
         *((SliceBatches(target),) if "cpu" in target.keys else ()),  # before views are chosen: a slice is one, too
         *((AliasViews(),) if target.device_kind == "cpu" else ()),
+        *((SliceOpenBatches(target),) if "cpu" in target.keys else ()),  # behind views, which take nodes away
         ShareSlices(),  # only slices that have not become views are kernels
         *((SpaceRows(), ShareExtents()) if "avx512f" in target.features else ()),  # whose masks cost little
     )
