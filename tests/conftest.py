@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from relayc.backend.source_version import has_source_version
 from tests.pairwise import pairwise
 
-pytest_plugins = ["tests.crashes", "tests.cuda_emulation.plugin"]
+pytest_plugins = ["tests.crashes", "tests.cuda_emulation.plugin", "tests.processor_emulation.plugin"]
 os.environ["RELAYC_CACHE_DIR"] = "off"  # the tests are about what the compiler makes now, not what it made before
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of shells; tests interrupt endless runs

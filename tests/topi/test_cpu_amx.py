@@ -1,11 +1,9 @@
-"""Products of bytes and bfloat16 with AMX: the emitted code, run by an emulation, and on processors that have it."""
+"""Products of bytes and bfloat16 with AMX, on processors that have it, or else emulated."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 from relayc import relay, te, topi
+from relayc.backend.llvm.runtime import LLVMModule
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay import Function, IRModule, const, op, var
@@ -21,83 +20,12 @@ from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.te import size_var
 from relayc.te.ir import post_order
-from relayc.topi.cpu.tiling import amx_panel, has_amx
-from tests.backend.llvm.regions import assemble
-from tests.processors import HAS_AMX
+from relayc.topi.cpu.tiling import amx_panel
+from tests.processor_emulation import emulation
 
 Array = np.ndarray[Any, Any]
 SAPPHIRE = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids -num-cores=1"
 SMALL_CACHES = SAPPHIRE + " -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384"
-needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this machine has no AMX")
-
-
-class Tiles:
-    """An emulation of the AMX instructions, as Intel's Software Developer's Manual defines them, on process memory."""
-
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, int]] = []
-        self.tiles: list[Array] = []
-        self.prefetched: list[int] = []
-        prefetch = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
-        self.instructions = {
-            "ldtilecfg": ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.configure),
-            "tilerelease": ctypes.CFUNCTYPE(None)(self.release),
-            "tilezero": ctypes.CFUNCTYPE(None, ctypes.c_int8)(self.zero),
-            "tileloadd64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.load),
-            "tilestored64": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64)(self.store),
-            "tdpbusd": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bytes),
-            "tdpbf16ps": ctypes.CFUNCTYPE(None, ctypes.c_int8, ctypes.c_int8, ctypes.c_int8)(self.multiply_bfloats),
-            "prefetch": prefetch(lambda address, *_: self.prefetched.append(address)),
-        }
-
-    def configure(self, address: int) -> None:
-        configuration = ctypes.string_at(address, 64)
-        assert configuration[0] == 1 and not any(configuration[1:16]) and not self.shapes
-        row_bytes = np.frombuffer(configuration, "<u2", 8, 16)
-        self.shapes = [(configuration[48 + i], int(row_bytes[i])) for i in range(8)]
-        assert all(rows <= 16 and length <= 64 and length % 4 == 0 for rows, length in self.shapes)
-        self.tiles = [np.full(shape, 255, np.uint8) for shape in self.shapes]
-
-    def release(self) -> None:
-        self.shapes.clear()
-
-    def zero(self, tile: int) -> None:
-        self.tiles[tile][:] = 0
-
-    def load(self, tile: int, address: int, stride: int) -> None:
-        for row, values in enumerate(self.tiles[tile]):
-            values[:] = np.frombuffer(ctypes.string_at(address + row * stride, values.size), np.uint8)
-
-    def store(self, tile: int, address: int, stride: int) -> None:
-        for row, values in enumerate(self.tiles[tile]):
-            ctypes.memmove(address + row * stride, values.tobytes(), values.size)
-
-    def multiply_bytes(self, sums: int, left: int, right: int) -> None:
-        self.add(self.tiles[sums].view("<i4"), self.tiles[left], self.tiles[right].view(np.int8))
-
-    def multiply_bfloats(self, sums: int, left: int, right: int) -> None:
-        x, y = (self.tiles[tile].view(ml_dtypes.bfloat16) for tile in (left, right))
-        self.add(self.tiles[sums].view("<f4"), x, y)
-
-    def add(self, total: Array, x: Array, y: Array) -> None:
-        word = 4 // x.itemsize
-        assert len(total) == len(x) and x.shape[1] == word * len(y) and total.shape[1] == y.shape[1] // word
-        by_column = y.reshape(len(y), -1, word).transpose(0, 2, 1).reshape(word * len(y), -1)
-        total += x.astype(total.dtype) @ by_column.astype(total.dtype)
-
-    @contextmanager
-    def running(self, source: str, name: str) -> Iterator[Callable[..., None]]:
-        """Compile a function of LLVM assembly with calls of the emulation instead of the instructions."""
-        for instruction, function in self.instructions.items():
-            llvm.add_symbol(f"emulated_{instruction}", ctypes.cast(function, ctypes.c_void_p).value)
-            source = re.sub(rf"@llvm\.(x86\.{instruction}|{instruction}\.p0)\(", f"@emulated_{instruction}(", source)
-        lines = [line.replace(" immarg", "") if "@emulated_" in line else line for line in source.splitlines()]
-        image = assemble("\n".join(lines))
-
-        def kernel(*pointers: int) -> None:
-            ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (1 + len(pointers)))(image.address(name))(None, *pointers)
-
-        yield kernel
 
 
 FORMS = {"dot4": "tdpbusd", "dot2_bfloat16": "tdpbf16ps"}
@@ -114,22 +42,23 @@ def words(random: np.random.Generator, form: str, *shape: int) -> Array:
     return values.view("<i4")
 
 
-def emulated(call: Any, *data: Array, target: str = SAPPHIRE, tiles: Tiles | None = None) -> Array:
+def emulated(call: Any, *data: Array, target: str = SAPPHIRE) -> Array:
     """The result of the one kernel of an operator."""
-    tiles = Tiles() if tiles is None else tiles
     arguments = tuple([e for e in post_order(call) if isinstance(e, relay.Var)])
-    source = relay.build(IRModule({"main": Function(arguments, call)}), target).module.get_source("raw-ll")
-    source = source[: source.index("\n}\n") + 3]  # the caller follows, as a separate module
+    module = relay.build(IRModule({"main": Function(arguments, call)}), target).module
+    assert isinstance(module, LLVMModule)
+    source = module.get_source("raw-ll")
     ((name, parameters),) = re.findall(r"^define void @(fused_\w+)\((.*)\) ", source, re.MULTILINE)
     assert FORMS[OPERATORS[call.op.name]] in source and source.count("call void @llvm.x86.ldtilecfg") == 1
     result = np.empty(call.ty.static_shape, str(call.dtype))
     workspaces = [np.empty(1 << 20, np.uint8) for _ in range(parameters.count("ptr ") - 2 - len(data))]
-    with tiles.running(source, name) as kernel:
-        kernel(*[a.ctypes.data for a in (*data, result, *workspaces)])
-    assert not tiles.shapes, "released"
+    pointers = [a.ctypes.data for a in (*data, result, *workspaces)]
+    ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * (1 + len(pointers)))(module.address_of(name))(None, *pointers)
+    assert not emulation.library().emulated_tiles_in_use(), "released"
     return result
 
 
+@pytest.mark.usefixtures("emulated_processors")
 @pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
 @pytest.mark.parametrize(("rows", "steps", "units"), [
@@ -144,23 +73,35 @@ def test_products(rows: int, steps: int, units: int, target: str, operator: str)
     np.testing.assert_array_equal(emulated(y, data, weight, target=target), y.op.reference(data, weight))
 
 
+@pytest.mark.usefixtures("emulated_processors")
 @pytest.mark.parametrize("operator", ["nn.dense_dot4", "nn.dense_dot2_bfloat16"])
 @pytest.mark.parametrize(("rows", "steps"), [
     (1, 128), (49, 128), (49, 24), (65, 144), (100, 128), (128, 64), (197, 48),
 ])  # fmt: skip
-def test_every_line_of_the_next_panel_is_prefetched(rows: int, steps: int, operator: str):
+def test_every_line_of_the_next_panel_is_prefetched(
+    rows: int, steps: int, operator: str, monkeypatch: pytest.MonkeyPatch
+):
     """Also by a last tile of rows that is shifted inwards, and few lines more than once."""
     random, form, panels = np.random.default_rng(rows), OPERATORS[operator], 3
     rows += form == "dot4" and rows == 1
     data, weight = words(random, form, rows, steps), words(random, form, panels, steps, 32)
     y = make_call(operator, (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=32 * panels)
-    tiles = Tiles()
-    emulated(y, data, weight, tiles=tiles)
-    lines = [(address - weight.ctypes.data) // 64 for address in tiles.prefetched]
+    with_calls, prefetched = emulation.with_calls, list[int]()
+    recorded = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(prefetched.append)
+    llvm.add_symbol("recorded_prefetch", ctypes.cast(recorded, ctypes.c_void_p).value)
+
+    def with_recorded_prefetches(text: str) -> str:
+        text = re.sub(r"declare void @llvm\.prefetch\.p0\(.*", "declare void @recorded_prefetch(ptr)", with_calls(text))
+        return re.sub(r"@llvm\.prefetch\.p0\((.*?),.*\)", r"@recorded_prefetch(\1)", text)
+
+    monkeypatch.setattr(emulation, "with_calls", with_recorded_prefetches)
+    emulated(y, data, weight)
+    lines = [(address - weight.ctypes.data) // 64 for address in prefetched]
     assert set(range(2 * steps, 2 * steps * panels)) <= set(lines)
     assert len(lines) <= 1.4 * 2 * steps * panels
 
 
+@pytest.mark.usefixtures("emulated_processors")
 @pytest.mark.parametrize("operator", ["nn.conv2d_nhwc_dot4", "nn.conv2d_nhwc_dot2_bfloat16"])
 @pytest.mark.parametrize("target", [SAPPHIRE, SMALL_CACHES])
 @pytest.mark.parametrize(("size", "depth", "units", "window"), [
@@ -225,13 +166,12 @@ CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@needs_amx
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads: int):
+def test_results_are_exact(case: tuple[tuple[int, ...], dict[str, Any]], threads: int, amx_target: str):
     """Also where results have few columns, which vectors compute."""
     function, data, expected = quantized(*case[0], **case[1])
-    compiled = relay.build(IRModule({"main": function}), f"llvm -num-cores={threads}")
+    compiled = relay.build(IRModule({"main": function}), f"{amx_target} -num-cores={threads}")
     assert case[1]["outputs"] < 8 or "tdpbusd" in compiled.module.get_source("raw-ll")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
@@ -259,12 +199,11 @@ def bfloat16_layer(
     return Function((x,), result), data, expected
 
 
-@pytest.mark.skipif("amx-bf16" not in Target("llvm").features, reason="this machine has no AMX for bfloat16")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_of_bfloat16(case: tuple[tuple[int, ...], dict[str, Any]], threads: int):
+def test_products_of_bfloat16(case: tuple[tuple[int, ...], dict[str, Any]], threads: int, amx_target: str):
     function, data, expected = bfloat16_layer(*case[0], **case[1])
-    compiled = relay.build(IRModule({"main": function}), f"llvm -num-cores={threads}")
+    compiled = relay.build(IRModule({"main": function}), f"{amx_target} -num-cores={threads}")
     assert case[1]["outputs"] < 8 or "tdpbf16ps" in compiled.module.get_source("raw-ll")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     np.testing.assert_array_equal(runner(data)[0].numpy(), expected)
@@ -355,12 +294,12 @@ def layer_of_rows(lead: tuple[int | str, ...], form: str) -> tuple[IRModule, Arr
     (("b", "n"), [(1, 3), (2, 16), (1, 70), (3, 50)]),
     ((1, "n"), [(1, 5), (1, 40)]), (("b", 16), [(1, 16), (7, 16)]),
 ], ids=str)  # fmt: skip
-def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int, form: str):
+def test_dynamic_numbers_of_rows(
+    lead: tuple[int | str, ...], sizes: list[tuple[int, ...]], threads: int, form: str, amx_target: str
+):
     """Lower tiles, down to the fewest rows for which they are faster than vectors, multiply fewer rows."""
-    if not has_amx(Target("llvm"), form):
-        pytest.skip(f"this machine has no AMX for {form}")
     module, weight = layer_of_rows(lead, form)
-    compiled = relay.build(module, f"llvm -num-cores={threads}")
+    compiled = relay.build(module, f"{amx_target} -num-cores={threads}")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
     for size in sizes:
         data = np.random.default_rng(1).integers(0, 200, (*size, 64))
@@ -370,7 +309,7 @@ def test_dynamic_numbers_of_rows(lead: tuple[int | str, ...], sizes: list[tuple[
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_tiles_of_several_heights_in_one_function(form: str):
+def test_tiles_of_several_heights_in_one_function(form: str, amx_target: str):
     """Each version configures its own, where small loops are in no functions of their own."""
     weight = np.random.default_rng(4).integers(-100, 100, (32, 64))
     x, of_bytes = var("x", (size_var("n"), 64), "uint8" if form == "dot4" else "bfloat16"), form == "dot4"
@@ -378,12 +317,10 @@ def test_tiles_of_several_heights_in_one_function(form: str):
         nn.dense(op.cast(x, "int32"), const(weight.astype(np.int32))) if of_bytes
         else make_call("nn.dense", (x, const(weight.astype(ml_dtypes.bfloat16))), out_dtype="float32")
     )  # fmt: skip
-    compiled = relay.build(IRModule({"main": Function((x,), product)}), SAPPHIRE)
+    compiled = relay.build(IRModule({"main": Function((x,), product)}), f"{amx_target} -num-cores=1")
     bodies = [text for text in compiled.module.get_source("asm").split(".Lfunc_end") if "ldtilecfg" in text]
     assert max(text.count("ldtilecfg") for text in bodies) > 1
     assert all(text.count("tilerelease") == len(re.findall(r"\tretq", text)) for text in bodies)
-    if not has_amx(Target("llvm"), form):
-        pytest.skip(f"this machine has no AMX for {form}: only the code was looked at")
     runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=1)
     for rows in (1, 2, 5, 16, 40):
         data = np.random.default_rng(1).integers(0, 200, (rows, 64))

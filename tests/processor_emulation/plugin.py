@@ -1,0 +1,43 @@
+"""A fixture for tests of code for processors that this machine may not be, and an option that runs all tests so."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from relayc.backend.target import Target
+from tests.processor_emulation import emulation
+
+__all__ = ["amx_target", "emulated_processors", "pytest_addoption", "pytest_configure"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processor", metavar="NAME", help="run as if this machine were this processor, by an emulation")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--processor")
+    if name is not None:
+        pretended = emulation.pretending(name)
+        pretended.__enter__()
+        config.add_cleanup(lambda: pretended.__exit__(None, None, None))
+
+
+@pytest.fixture
+def emulated_processors() -> Generator[None, None, None]:
+    """What is compiled for other processors during the test runs here."""
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with emulation.emulating():
+        yield
+
+
+@pytest.fixture
+def amx_target(request: pytest.FixtureRequest) -> str:
+    """A target with AMX: this machine, or else one that is emulated."""
+    if {"amx-int8", "amx-bf16"} <= Target("llvm").features:
+        return "llvm"
+    request.getfixturevalue("emulated_processors")
+    return "llvm -mcpu=sapphirerapids"
