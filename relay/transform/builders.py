@@ -16,7 +16,7 @@ from relayc.te.tir import Dim
 
 __all__ = [
     "MOST_STEPS", "NARROW", "array_of", "as_matrix", "before_transposition", "is_call_of", "reshaped", "static_shape",
-    "swapped_axes", "transposed",
+    "swapped_axes", "transposed", "with_last",
 ]  # fmt: skip
 
 NARROW = ("float16", "bfloat16")
@@ -46,6 +46,11 @@ def reshaped(x: Expr, shape: Sequence[Dim], span: Span | None = None) -> Expr:
     if isinstance(x, Constant):
         return Constant(x.data.reshape(static_shape(shape)), span=x.span)
     return make_call("reshape", (x,), span or x.span, newshape=tuple(shape))
+
+
+def with_last(x: Expr, size: int) -> Expr:
+    """x with its last dimension as the number that it is assumed to be equal to."""
+    return x if isinstance(x.shape[-1], int) else reshaped(x, (*x.shape[:-1], size))
 
 
 def static_shape(shape: Sequence[Dim]) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ from relayc.relay.op.nn.pad import pad_last
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relayc.relay.sizes import dims_match, product
 from relayc.relay.stored import fetched, place_of
-from relayc.relay.transform.builders import as_matrix, before_transposition, reshaped, swapped_axes
+from relayc.relay.transform.builders import as_matrix, before_transposition, reshaped, swapped_axes, with_last
 from relayc.relay.transform.dot4_groups import pack_dot4_groups
 from relayc.relay.transform.dot4_products import Dot4Product, without_zero
 from relayc.relay.transform.function_pass import FunctionPass
@@ -232,7 +232,7 @@ class _Packer:
         width = amx_panel(self.target, rows, units, -(-depth // 2), "dot2_bfloat16")[0]
         width = width or self._width(_rows(call), units, depth, depth, form="dot2_bfloat16")
         panels = self._bfloat16_panels(weight, outputs_first, f"{order} in pairs", width)
-        matrix, lead = as_matrix(pad_last(call.args[0], depth % 2))
+        matrix, lead = as_matrix(pad_last(with_last(call.args[0], depth), depth % 2))
         made = DenseDot2Bfloat16(units=units, rows=lead)
         return _as_type(Call(made, (Call(Words(), (matrix,)), panels), span=call.span), call)
 
@@ -253,7 +253,7 @@ class _Packer:
             channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation,
             kernel_size=tuple(kernel) if on_amx else None,
         )  # fmt: skip
-        data = Call(Words(), (pad_last(call.args[0], inputs % 2),))
+        data = Call(Words(), (pad_last(with_last(call.args[0], inputs), inputs % 2),))
         return _as_type(Call(made, (data, panels), span=call.span), call)
 
     def _amx_window_panel(self, call: Call, rows: int, channels: int, words: int, form: str) -> int:
@@ -503,7 +503,7 @@ class _Packer:
         if known is None:
             return None
         quantized, zero = unsigned(*found)
-        return Dot4Product(pad_last(quantized, missing), zero, *known)
+        return Dot4Product(pad_last(with_last(quantized, outputs_first.shape[-1]), missing), zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype.is_float else None

@@ -15,7 +15,7 @@ from relayc.relay.op.qnn import Dequantize, DequantizeBlocks
 from relayc.relay.op.transform import transpose
 from relayc.relay.sizes import dims_match, product
 from relayc.relay.stored import fetched
-from relayc.relay.transform.builders import before_transposition, reshaped, static_shape, swapped_axes
+from relayc.relay.transform.builders import before_transposition, reshaped, static_shape, swapped_axes, with_last
 from relayc.relay.transform.function_pass import RewritePass
 from relayc.te.tir import Dim
 
@@ -56,7 +56,8 @@ class RecognizeBlockWeights(RewritePass):
         if block % _WORD_CODES:
             return call
         packed = _packed(_unsigned(found.codes, bits), blocks * block, bits)
-        return dense_bits(call.args[0], packed, found.scales, _unsigned(found.zeros, bits), bits)
+        data = with_last(call.args[0], found.codes.shape[1])
+        return dense_bits(data, packed, found.scales, _unsigned(found.zeros, bits), bits)
 
 
 class _Weights(NamedTuple):
@@ -122,7 +123,7 @@ def _of_experts(call: Call, op: Dense | BatchMatmul) -> Expr:
     columns = _unsigned(codes, bits).reshape(experts * units, -1)
     packed = _packed(columns, blocks * block, bits).reshape(experts, units, -1)
     groups, rows = product(lead), product(call.shape[len(lead) : -1])
-    data = reshaped(x, (groups, rows, x.shape[-1]))
+    data = reshaped(x, (groups, rows, columns.shape[1]))
     result = routed_bits(data, reshaped(chosen, (groups,)), packed, scales, _unsigned(zeros, bits), bits)
     return reshaped(result, call.shape)
 

@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
+from relayc.relay.transform import PassContext
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13, "int32": 0.0, "int64": 0.0}
@@ -154,3 +155,65 @@ def test_products_of_bytes_are_exact():
         lib = relay.build(mod, params=params)
         executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
         np.testing.assert_array_equal(executor(*[x for n, x in data.items() if n not in constant])[0].numpy(), exact)
+
+
+def shaped_at_run_time(kind: str, depth: int) -> tuple[ModelProto, dict[str, Array]]:
+    """A product with weights of data whose columns or channels are a product of sizes that an input gives."""
+    random, node, part = np.random.default_rng(depth), helper.make_node, 2 if depth % 2 == 0 else 3
+    images, floats = kind.startswith("images"), random.standard_normal((5, depth, 9, 9)).astype(np.float32)
+    filters, codes = random.standard_normal((32, depth, 3, 3)), random.integers(-100, 100, (32, depth, 3, 3), np.int8)
+    blocks = -(-depth // 32)
+    constants: dict[str, Array] = {"zero": np.array(7, np.uint8), "rows": np.array([0, -1, 9, 9])}
+    constants |= {"scales": random.random((32, blocks), np.float32), "whole": random.random((32, 1), np.float32)}
+    match kind:
+        case "floats" | "images":
+            constants["w"] = filters.astype(np.float32) if images else filters[:, :, 0, 0].T.astype(np.float32)
+            nodes = [node("Conv" if images else "MatMul", ["a", "w"], ["y"])]
+        case "bytes" | "images of bytes":
+            constants["w"] = codes if images else codes[:, :, 0, 0].T.copy()
+            nodes = [node("ConvInteger" if images else "MatMulInteger", ["a", "w", "zero"], ["y"])]
+        case "quantised at run time":
+            constants["w"] = codes[:, :, 0, 0].T.copy()
+            nodes = [node("DynamicQuantizeLinear", ["a"], ["q", "s", "z"]),
+                     node("MatMulInteger", ["q", "w", "z"], ["y"])]  # fmt: skip
+        case "4 bits":
+            constants["w"] = random.integers(0, 256, (32, blocks, 16), np.uint8)
+            how = {"K": depth, "N": 32, "bits": 4, "block_size": 32, "accuracy_level": 4}
+            nodes = [node("MatMulNBits", ["a", "w", "scales"], ["y"], domain="com.microsoft", **how)]
+        case _:
+            constants["w"] = codes[:, :, 0, 0]
+            nodes = [node("DequantizeLinear", ["w", "scales"], ["r"], axis=1, block_size=32),
+                     node("Transpose", ["r"], ["t"]), node("MatMul", ["a", "t"], ["y"])]  # fmt: skip
+    x = floats if images else floats[:, :, 0, 0].copy()
+    x = np.abs(x * 50).astype(np.uint8) if "bytes" in kind else x
+    rest = (9, 9) if images else ()
+    data = {"x": x, "shape": np.array([5, depth // part, part, *rest])}
+    first = [node("Reshape", ["x", "shape"], ["parts"]),
+             node("Reshape", ["parts", "rows"], ["a"]) if images else node("Flatten", ["parts"], ["a"])]  # fmt: skip
+    inputs = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+              for name, value in data.items()]  # fmt: skip
+    used = {name for n in (*first, *nodes) for name in n.input}
+    stored = [numpy_helper.from_array(value, name) for name, value in constants.items() if name in used]
+    graph = helper.make_graph([*first, *nodes], "g", inputs, [helper.make_empty_tensor_value_info("y")], stored)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), data
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=znver4", "llvm -mcpu=sapphirerapids"])
+@pytest.mark.parametrize("depth", [64, 63])
+@pytest.mark.parametrize("kind", [
+    "floats", "bytes", "quantised at run time", "images", "images of bytes", "4 bits", "blocks",
+])  # fmt: skip
+def test_depths_that_only_the_weights_tell(kind: str, depth: int, target: str, request: pytest.FixtureRequest):
+    """Products of words of 4 bytes or 2 bfloat16 and of packed weights, which need the depth as a number."""
+    if target != "llvm":
+        request.getfixturevalue("emulated_processors")
+    made, data = shaped_at_run_time(kind, depth)
+    results: list[Array] = []
+    for constants in ({}, {"shape": data["shape"]}):
+        mod, params = from_onnx(made, constants=constants)
+        with PassContext(config={"relay.ToMixedPrecision.dtype": "bfloat16"}):
+            lib = relay.build(mod, target, params)
+        feeds = {name: value for name, value in data.items() if name not in constants}
+        results.append(np.asarray(graph_executor.GraphModule(lib["default"](device("cpu", 0))).infer(feeds)[0]))
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-5 * float(np.abs(results[1]).max()))

@@ -133,7 +133,8 @@ def mat_mul_bnb4(node: OnnxNode) -> Expr:
     if codes is not None and scales is not None and is_transposed and depth % size == 0 and size % 8 == 0:
         first_low = (codes >> np.uint8(4) | codes << np.uint8(4)).reshape(rows, depth // 2)
         table = np.array(values, np.float32)
-        return op.nn.dense_bits(node[0], first_low, scales.reshape(rows, depth // size), None, 4, table=table)
+        data = reshape_to(node[0], (*node.type(0).shape[:-1], depth))
+        return op.nn.dense_bits(data, first_low, scales.reshape(rows, depth // size), None, 4, table=table)
     packed = unpacked(packed, 4)
     packed = op.strided_slice(
         reshape_to(op.reverse(packed, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,)
@@ -211,7 +212,8 @@ class _Blocks:
         if bits == 2:
             zeros = np.full(shape, 2, np.uint8) if zeros is None else zeros
             codes, bits = in_4_bits(codes), 4
-        return op.nn.dense_bits(node[0], codes, scales, zeros, bits, int8_activations=to_int8)
+        data = reshape_to(node[0], (*node.type(0).shape[:-1], self.depth))
+        return op.nn.dense_bits(data, codes, scales, zeros, bits, int8_activations=to_int8)
 
 
 def constant_of(x: Expr | None) -> np.ndarray[Any, Any] | None:
