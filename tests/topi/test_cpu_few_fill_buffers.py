@@ -154,11 +154,10 @@ def test_softmax_along_a_strided_axis_is_unshifted(scale: float) -> None:
     data = scale * np.random.default_rng(0).standard_normal((44, 7003), dtype=np.float32)
     x = te.placeholder(data.shape, name="x")
     out = topi.nn.softmax(x, 0)
-    assert "softmax_sum.doubted" in str(lowered(out, [x], caches=FEW))
-    assert "softmax_part_max" in str(lowered(out, [x], caches=MANY))
     exponentials = np.exp(data.astype(float) - data.max(0))
     expected = exponentials / exponentials.sum(0)
     for caches in (FEW, MANY):
+        assert "softmax_sum.doubted" in str(lowered(out, [x], caches=caches))
         np.testing.assert_allclose(result(out, [x], [data], caches=caches), expected, rtol=2e-5, atol=1e-7)
 
 

@@ -79,15 +79,12 @@ class Columns:
 
     @cached_property
     def have_set_conflicts(self) -> bool:
-        """Whether rows conflict in cache sets, so that few of their lines stay there."""
-        return self.conflict_among(_ROWS_TRIED)
-
-    def conflict_among(self, rows: int) -> bool:
-        """Whether cache lines of `rows` adjacent rows conflict in cache sets.
+        """Whether cache lines of adjacent rows conflict in cache sets, so that few of them stay there.
 
         They do where rows are whole pages apart, and where they nearly are (planes of 513 x 513).
         """
-        sets = Counter(row * self.row_bytes % PAGE_BYTES // LINE_BYTES for row in range(min(self.rows, rows)))
+        rows = min(self.rows, _ROWS_TRIED)
+        sets = Counter(row * self.row_bytes % PAGE_BYTES // LINE_BYTES for row in range(rows))
         return max(sets.values(), default=0) > _MOST_OF_A_SET
 
 
@@ -208,19 +205,17 @@ def prefetch_columns(
 
 
 def prefetch_later_rows(
-    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int, *, rows: int, step: int,
-    rows_of_a_part: int = 0,
-) -> None:  # fmt: skip
+    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int, *, rows: int, step: int
+) -> None:
     """Prefetch, in each iteration of `loop` of `stage`, `width` columns `rows` later, in this block or the next one.
 
     Blocks begin `step` columns apart. Where rows are unaligned, only the cache line at a block's end is new.
-    `rows_of_a_part`: rows have two indices in `stage`, that of a part of so many rows, and the one in it.
     """
     axis, end = columns.axis, 0 if columns.are_whole_lines else columns.line - 1
     further = min(rows, columns.rows)
 
     def place(*i: Any) -> tuple[Any, Any]:
-        row = (i[axis] * rows_of_a_part + i[axis + 1] if rows_of_a_part else i[axis]) + further
+        row = i[axis] + further
         over = row >= columns.rows
         return te.select(over, row - columns.rows, row), te.select(over, i[-1] + (step + end), i[-1] + end)
 

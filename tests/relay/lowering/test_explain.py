@@ -170,7 +170,7 @@ def test_a_config_lists_chosen_values() -> None:
     [
         (lambda x: nn.standardize(x, 1), (2, 64, 256), "standardize", "strided axis", "image by image", "L2 holds"),
         (lambda x: nn.standardize(x, (0, 2)), (2, 6, 256), "standardize", "moments of parts", "strided axis", "span"),
-        (lambda x: nn.softmax(x, axis=0), (8, 4096), "columns", None, "parts of rows", "8 rows"),
+        (lambda x: nn.softmax(x, axis=0), (8, 4096), "columns", None, "unshifted blocks", "8 rows"),
         (lambda x: relay.log_sum_exp(x, axis=0), (8, 256), "log-sum-exp", "two passes", "flattened rows", "last"),
         (
             lambda x: relay.sum(x, axis=-1), (64, 512), "reduction along memory", "row by row",

@@ -12,23 +12,17 @@ from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, inline_others
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
-from relayc.topi.groups import constant_size, extent_of, inline_injective, uses_reduction
-from relayc.topi.softmax_parts import SoftmaxParts
-from relayc.topi.unshifted_softmax import element_of, speculate, stages_of
+from relayc.topi.groups import constant_size, extent_of, uses_reduction
+from relayc.topi.unshifted_softmax import is_logarithm, speculate, stages_of
 
 __all__ = ["STRIDED", "is_worth_copying"]
 
-_VECTORS = 4
-"""Vectors of columns that are computed together by parts, with their statistics in registers."""
-_FEWEST_ROWS, _MOST_ROWS = 4, 32
-"""Fewest and most rows of a part: each part costs one more exponential per column."""
-_BLOCK_LINES = (32, 16)
-"""Cache lines of each row in an unshifted block: the first for which L2 holds the exponentials. (Zen 4, GB/s by parts,
-by blocks of 16 and of 32: 44 rows of 36355 13, 17, 19; 64 of 62500 14, 17, 20; 256 of 62500 17, 18, 19.)"""
-_FLOAT_BYTES = 4
-_FEWEST_ROWS_OF_PARTS = 40
-_LEAST_BYTES_OF_PARTS = 2048
-"""Least rows, and bytes of columns, that are worth splitting into parts: smaller ones have too much overhead."""
+_BLOCK_LINES = (32, 16, 8)
+"""Cache lines of each row in an unshifted block: the first for which L2 holds the exponentials, or the last: with fewer
+the line that unaligned blocks share is too much."""
+_FEWEST_ROWS = 40
+_LEAST_BYTES = 2048
+"""Least rows, and bytes of columns, that are worth unshifted blocks: smaller ones have too much overhead."""
 _OTHER_REGISTERS = 8
 """Vector registers for the exponential of a vector, its maximum and its sum."""
 _BLOCKS_AHEAD = 4
@@ -45,104 +39,21 @@ _SHARE_OF_REGISTERS = 4
 """Divisor of the vector registers: how many hold sums of squares; as many hold means."""
 
 
-def _by_parts(rows: RowFacts) -> te.Schedule | Refused:
-    """Softmax larger than the LLC, by column blocks that memory is read for once.
+def _unshifted(rows: RowFacts) -> te.Schedule | Refused:
+    """Softmax larger than the LLC, by column blocks whose exponentials L2 holds, so that memory is read for them once.
 
-    Either by parts of a few rows that stay in L1, each with its own maximum; or unshifted: exponentials are computed
-    and added up row by row as they are read, and maxima, in a pass of their own, only where the speculation fails.
+    Unshifted exponentials are computed and added up row by row as they are read; maxima, in a pass of their own, only
+    where the speculation fails.
     """
-    if rows.anchor.tag != "softmax" or rows.anchor.attrs.get("log"):
-        return Refused("no softmax, or its logarithm")
-    worth = _is_worth_parts(rows)
+    worth = _is_worth_unshifted(rows)
     if not worth:
         return worth
-    lines = _unshifted_block_lines(rows.columns)
-    return _unshifted_softmax_in_blocks(rows, lines) if lines else _softmax_by_parts(rows)
-
-
-def _softmax_by_parts(rows: RowFacts) -> te.Schedule:
-    """A softmax along the last dimension but one, by column blocks and parts of rows."""
-    s, anchor, target = rows.create_schedule(), rows.anchor, rows.target
-    largest, _, _ = stages_of(anchor)
-    sizes = tuple([constant_size([d]) for d in anchor.output(0).shape])
-    axis, lanes = len(sizes) - 2, vector_lanes(target)
-    lines, most = _block_and_part(rows.columns)
-    size = max([n for n in range(_FEWEST_ROWS, most + 1) if sizes[axis] % n == 0], default=most)
-    element = element_of(largest.op, axis)
-    parts = SoftmaxParts(element, sizes, size, anchor.output(0).dtype, keep=bool(rows.kept))
-    s.recompute(anchor.output(0), parts.result)
-    columns = Columns(s.outputs[0].output(0), axis, target)
-    by_parts = [parts.largest_of_part, parts.exponentials, parts.sum_of_part]
-    by_parts = by_parts if parts.values is None else [parts.values, *by_parts]
-    stages = [*by_parts, parts.largest, parts.power, parts.total, parts.share]
-    inline_injective(s, [columns.out], keep=[t.op for t in stages])
-    block = _VECTORS * lanes
-    width = -(-lines * LINE_BYTES // columns.out.dtype.nbytes // block) * block
-    by_rows = _interleaves_rows(columns)
-
-    def passed(stage: te.Tensor) -> StagePass:
-        """Reductions take a few vectors of columns over all rows; elementwise stages do unless `by_rows`."""
-        reduces, fused = bool(s[stage].op.reduce_axis), s[stage].op.axis[axis] if stage in by_parts else None
-        if reduces:
-            return StagePass(stage, lanes, block, "vectors", fused)
-        return StagePass(stage, block, 0 if by_rows else block, "", fused)
-
-    plan = ColumnPlan(width, block, aligned=columns.are_stored_by_lines and not columns.are_whole_lines)
-    note("block", "parts of rows", plan, rows_of_a_part=parts.size)
-    _, loops = plan.apply(s, columns, [passed(stage) for stage in stages], rows.work)
-    s[columns.out].split(loops[columns.out].rows, factor=parts.size)
-    if is_streamed(columns.out, plan.step(columns), target):
-        # a part is first read before its exponentials, so the distance is longer by half a part than latency needs
-        busy, later = parts.values or parts.exponentials, rows_ahead(plan.step(columns) * columns.out.dtype.nbytes)
-        prefetch_later_rows(
-            s, columns, busy, loops[busy].vectors if by_rows else loops[busy].rows, block,
-            rows=parts.size // 2 + later, step=plan.step(columns), rows_of_a_part=parts.size,
-        )  # fmt: skip
-    return s
-
-
-def _block_and_part(columns: Columns) -> tuple[int, int]:
-    """Return the cache lines of each row in a column block, and the most rows of a part.
-
-    Blocks are wider where L1 can't hold their exponentials anyway, where cache-set conflicts leave room for few rows,
-    and where rows of results are not whole cache lines: stores can't be non-temporal, or a line is computed twice.
-    """
-    if columns.conflict_among(_MOST_ROWS):
-        return 8, 10
-    if not columns.are_whole_lines:
-        return (8, 16) if columns.are_stored_by_lines else (16, 16)
-    kept = 2 * LINE_BYTES * columns.rows
-    return 2 if kept <= columns.target.cache_bytes.l1 else 4, _MOST_ROWS
-
-
-def _interleaves_rows(columns: Columns) -> bool:
-    """True if exponentials are computed row by row, each replacing results of the block before, stored beside it.
-
-    Memory reads and writes overlap then. Where vectors are shorter than a cache line the kernel is compute-bound, and
-    register spills cost more than that gains, unless rows have cache-set conflicts.
-    """
-    return vector_lanes(columns.target) * _FLOAT_BYTES >= LINE_BYTES or columns.conflict_among(_MOST_ROWS)
-
-
-def _unshifted_block_lines(columns: Columns) -> int:
-    """Return the cache lines of each row in an unshifted block; 0 where parts, each with its maximum, are better.
-
-    That is so for rows of whole cache lines (equal within a tenth); cores with more line-fill buffers weren't measured.
-    """
-    target, floats = columns.target, columns.out.dtype.nbytes == _FLOAT_BYTES
-    if columns.are_whole_lines or not floats or not has_few_fill_buffers(target):
-        return 0
-    room = target.cache_bytes.l2 // _SHARE_OF_L2
-    return next((n for n in _BLOCK_LINES if columns.rows * n * LINE_BYTES <= room), 0)
-
-
-def _unshifted_softmax_in_blocks(rows: RowFacts, lines: int) -> te.Schedule:
-    """A softmax along the last dimension but one, by column blocks of so many cache `lines`."""
     s, columns, (axis,), lanes = rows.create_schedule(), rows.columns, rows.axes, vector_lanes(rows.target)
+    line, lines = columns.line, _unshifted_block_lines(rows)
     exponentials, sums, _ = speculate(s, rows.anchor, axis, keep=True)
     assert exponentials is not None
-    statistics, line = inline_others(s, rows.out, rows.anchor), LINE_BYTES // _FLOAT_BYTES
-    plan = ColumnPlan(lines * line, line, aligned=True)
+    statistics = inline_others(s, rows.out, rows.anchor)
+    plan = ColumnPlan(lines * line, line, aligned=columns.are_stored_by_lines and not columns.are_whole_lines)
     note("block", "unshifted", plan)
     passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in statistics]
     plan.apply(s, columns, passes, rows.work)
@@ -151,6 +62,14 @@ def _unshifted_softmax_in_blocks(rows: RowFacts, lines: int) -> te.Schedule:
     later = rows_ahead(lines * LINE_BYTES)
     prefetch_later_rows(s, columns, exponentials, loops.vectors, line, rows=later, step=plan.step(columns))
     return s
+
+
+def _unshifted_block_lines(rows: RowFacts) -> int:
+    """Return the cache lines of each row in an unshifted block: there are two blocks, and L2 holds exponentials."""
+    columns, room = rows.columns, rows.target.cache_bytes.l2 // _SHARE_OF_L2
+    of_a_line = columns.rows * columns.line * stages_of(rows.anchor)[1].dtype.nbytes
+    *fitting, least = [n for n in _BLOCK_LINES if 2 * n * LINE_BYTES <= columns.row_bytes]
+    return next((n for n in fitting if n * of_a_line <= room), least)
 
 
 def _in_registers(rows: RowFacts) -> te.Schedule | Refused:
@@ -254,7 +173,7 @@ def _in_blocks(rows: RowFacts) -> te.Schedule:
 
 
 STRIDED: tuple[Candidate[RowFacts], ...] = (
-    ("parts of rows", _by_parts),
+    ("unshifted blocks", _unshifted),
     ("registers", _in_registers),
     ("copied blocks", _in_copied_blocks),
     ("cache lines of every row", _in_column_blocks),
@@ -286,17 +205,19 @@ def is_worth_copying(rows: RowFacts) -> Serves | Refused:
     return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
 
 
-def _is_worth_parts(rows: RowFacts) -> Serves | Refused:
-    """True if splitting rows into parts pays: column blocks exceed the caches, or the results use non-temporal stores.
+def _is_worth_unshifted(rows: RowFacts) -> Serves | Refused:
+    """True if reading a softmax once pays: column blocks exceed the caches, or the results use non-temporal stores.
 
     Column blocks of other types than float32 are bound by conversions or float64 arithmetic, not by a second pass.
     """
     columns = rows.columns
+    if rows.anchor.tag != "softmax" or is_logarithm(rows.anchor):
+        return Refused("no softmax, or its logarithm")
     if not rows.columns_are_one_run:
         return rows.columns_are_one_run
-    if columns.rows < _FEWEST_ROWS_OF_PARTS or columns.row_bytes < _LEAST_BYTES_OF_PARTS:
-        least = f"{_FEWEST_ROWS_OF_PARTS} rows of {_LEAST_BYTES_OF_PARTS} bytes"
-        return Refused(f"{columns.rows} rows of {columns.row_bytes} bytes; parts pay from {least} on")
+    if columns.rows < _FEWEST_ROWS or columns.row_bytes < _LEAST_BYTES:
+        least = f"{_FEWEST_ROWS} rows of {_LEAST_BYTES} bytes"
+        return Refused(f"{columns.rows} rows of {columns.row_bytes} bytes; unshifted blocks pay from {least} on")
     streamed = columns.are_stored_by_lines
     if _fits_in_blocks(rows):
         pays = streamed and columns.out.dtype.nbytes == 4
