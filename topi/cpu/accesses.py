@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.arith import Analyzer
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
 from relayc.te.tir.numbering import ValueNumbers
 from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.prefetch import is_beyond_caches
-from relayc.topi.groups import constant_size, is_injective
+from relayc.topi.groups import constant_size, extent_of, is_injective
+from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from relayc.backend.target import Target
 
-__all__ = ["conditions", "depend_on_data", "large_shape", "only_variable", "read_of_one", "reads", "static_shape"]
+__all__ = [
+    "Read", "conditions", "depend_on_data", "large_shape", "only_variable", "read_of_one", "reads", "static_shape",
+]  # fmt: skip
 
 _NONE: Mapping[Var, PrimExpr] = {}
 
@@ -69,6 +74,38 @@ def depend_on_data(expressions: Iterable[PrimExpr]) -> bool:
     return any(isinstance(e, ProducerLoad) for e in post_order(tuple(expressions)))
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A tensor, read at `index`, in terms of the `axes` of an output."""
+
+    tensor: te.Tensor
+    axes: Sequence[te.IterVar]
+    index: tuple[PrimExpr, ...]
+
+    def place(self, at: Sequence[PrimExpr]) -> PrimExpr:
+        """The flat offset, in elements, of what is read where the axes have the values `at`."""
+        values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
+        return ravel_index([substitute(i, values) for i in self.index], self.tensor.shape)
+
+    def distance(self, other: Read, at: Sequence[PrimExpr], later: Sequence[PrimExpr]) -> int | None:
+        """Elements from what is read `at` some values of the axes to what `other` reads `later`; None if data decide.
+        """
+        return as_int(Analyzer().simplify(other.place(later) - self.place(at)))
+
+    def later(self, number: int, steps: int) -> Callable[..., list[PrimExpr]]:
+        """An index function: where the tensor is read `steps` later along axis `number`, or at its end.
+
+        The order of a `te.Prefetch`.
+        """
+        last = constant_size([extent_of(self.axes[number])]) - 1
+
+        def place(*first: PrimExpr) -> list[PrimExpr]:
+            values = [te.min(e + steps, last) if n == number else e for n, e in enumerate(first)]
+            return [substitute(i, {axis.var: e for axis, e in zip(self.axes, values, strict=True)}) for i in self.index]
+
+        return place
+
+
 def static_shape(out: te.Tensor) -> list[int] | Refused:
     """The sizes of an output whose cache lines a schedule can count: static ones, of whole bytes without strides."""
     shape = [d for d in out.shape if isinstance(d, int)]
@@ -85,10 +122,10 @@ def large_shape(out: te.Tensor, target: Target) -> list[int] | Refused:
     return shape
 
 
-def read_of_one(op: te.Operation) -> tuple[te.Tensor, tuple[PrimExpr, ...]] | Refused:
-    """The one large input, of at least half of the output's elements, and the index that it is read at."""
+def read_of_one(op: te.Operation) -> Read | Refused:
+    """The read of the one large input, of at least half of the output's elements."""
     size = constant_size(op.output(0).shape)
-    large = [(tensor, tuple(index)) for tensor, index in reads(op) if 2 * constant_size(tensor.shape) >= size]
+    large = [Read(tensor, op.axis, tuple(i)) for tensor, i in reads(op) if 2 * constant_size(tensor.shape) >= size]
     return large[0] if len(large) == 1 else Refused(f"{len(large)} reads of large inputs, instead of one")
 
 

@@ -9,7 +9,7 @@ Only inputs that exceed the L2 cache are (`is_streamed`), and only where the har
 * Rows that are read twice are fetched a row ahead, while memory is idle (`prefetch_rows`), or while results are stored
   (`prefetch_next`).
 * Rows at scattered addresses, and blocks in another order than memory's, have an index function of their own
-  (`prefetch_places`, `read_later`), some rows ahead (`rows_ahead`).
+  (`prefetch_places`), some rows ahead (`rows_ahead`).
 
 Lines go to L1; to L2 on cores with few line-fill buffers (`level_of`), whose hardware prefetcher needs those of L1.
 """
@@ -21,9 +21,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.tir.substitute import substitute
 from relayc.topi.cpu.tiling import has_few_fill_buffers, has_high_latency_llc
-from relayc.topi.groups import constant_size, extent_of, is_static
+from relayc.topi.groups import constant_size, is_static
 from relayc.topi.registry import operations_behind
 from relayc.topi.tag import is_broadcast
 from relayc.topi.utils import ravel_index
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFLICT_BYTES", "LINE_BYTES", "PAGE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors",
     "in_memory", "in_sequence", "inputs_of", "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead",
-    "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
+    "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "rows_ahead",
     "rows_of_whole_lines",
 ]  # fmt: skip
 
@@ -64,9 +63,10 @@ _SHARE_OF_L2, _SHARE_OF_LLC = 2, 8
 memory must then be in L2."""
 
 
-def rows_of_whole_lines(nbytes: int) -> int:
-    """The fewest contiguous rows of `nbytes` bytes that are whole cache lines together."""
-    return LINE_BYTES // math.gcd(nbytes, LINE_BYTES)
+def rows_of_whole_lines(nbytes: int, least: int = 1) -> int:
+    """The fewest contiguous rows of `nbytes` bytes that are whole cache lines together, `least` bytes or more."""
+    count = LINE_BYTES // math.gcd(nbytes, LINE_BYTES)
+    return count * -(-least // max(count * nbytes, 1))
 
 
 def has_line_vectors(target: Target) -> bool:
@@ -199,22 +199,6 @@ def prefetch_places(
 def in_memory(out: te.Tensor) -> Callable[..., Sequence[PrimExpr]]:
     """The order of a `te.Prefetch` in which `out` is computed."""
     return lambda *i: [ravel_index(i, tuple(out.shape))]
-
-
-def read_later(
-    axes: Sequence[te.IterVar], index: Sequence[PrimExpr], number: int, steps: int
-) -> Callable[..., list[PrimExpr]]:
-    """An index function: where a tensor read at `index` is read `steps` later along axis `number`, or at its end.
-
-    The order of a `te.Prefetch`.
-    """
-    last = constant_size([extent_of(axes[number])]) - 1
-
-    def place(*first: PrimExpr) -> list[PrimExpr]:
-        values = [te.min(e + steps, last) if n == number else e for n, e in enumerate(first)]
-        return [substitute(i, {axis.var: e for axis, e in zip(axes, values, strict=True)}) for i in index]
-
-    return place
 
 
 def inputs_of(op: te.Operation) -> list[te.Tensor]:

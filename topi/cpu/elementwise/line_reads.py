@@ -11,36 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from relayc import te
-from relayc.te.arith import Analyzer
-from relayc.te.tir import PrimExpr, as_int, const
-from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import reads
+from relayc.te.tir import PrimExpr, const
+from relayc.topi.cpu.accesses import Read, reads
 from relayc.topi.groups import constant_size, iterations
-from relayc.topi.utils import ravel_index
 
-__all__ = ["LineRead", "Read", "line_reads"]
+__all__ = ["LineRead", "line_reads"]
 
 _LARGE_PARTS = 4
 """Inputs of at least this fraction (1/n) of the output's elements are taken to come from memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A tensor, read at `index`, in terms of the `axes` of an output."""
-
-    tensor: te.Tensor
-    axes: Sequence[te.IterVar]
-    index: tuple[PrimExpr, ...]
-
-    def place(self, at: Sequence[PrimExpr]) -> PrimExpr:
-        """The flat offset, in elements, of what is read where the axes have the values `at`."""
-        values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
-        return ravel_index([substitute(i, values) for i in self.index], self.tensor.shape)
-
-    def distance(self, other: Read, at: Sequence[PrimExpr], later: Sequence[PrimExpr]) -> int | None:
-        """Elements from what is read `at` some values of the axes to what `other` reads `later`; None if data decide.
-        """
-        return as_int(Analyzer().simplify(other.place(later) - self.place(at)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,8 +231,7 @@ class LineVectors:
         (rows, columns), line = out.shape[-2:], LINE_BYTES // out.dtype.nbytes
         if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
             return Refused("rows are dynamic, or at least a cache line")
-        count = rows_of_whole_lines(lines.nbytes)
-        count *= -(-(_FEWEST_LINES if joins else 1) * line // (columns * count))
+        count = rows_of_whole_lines(lines.nbytes, (_FEWEST_LINES if joins else 1) * LINE_BYTES)
         if count > rows or columns * count > _MOST_LINES * line:
             return Refused(f"{count} rows are whole cache lines together: there are fewer, or those are too many")
         outer = out.op.axis[:-2]
@@ -389,7 +388,6 @@ class LineVectors:
 def _lines_of_chunk(line: int, shortest: int, target: Target) -> int:
     """How many lines of `line` bytes make whole cache lines; 0 where one does, lines are shorter, or chunks too large.
     """
-    count = rows_of_whole_lines(line)
-    count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
+    count = rows_of_whole_lines(line, _LEAST_BYTES if line < LINE_BYTES else 1)
     fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
     return count if fits and count > 1 else 0

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused
 from relayc.te.tir import PrimExpr, const
-from relayc.topi.cpu.accesses import conditions, large_shape, read_of_one
-from relayc.topi.cpu.elementwise.line_reads import Read
-from relayc.topi.cpu.prefetch import LINE_BYTES, level_of, read_later, rows_ahead
+from relayc.topi.cpu.accesses import Read, conditions, large_shape, read_of_one
+from relayc.topi.cpu.prefetch import LINE_BYTES, level_of, rows_ahead, rows_of_whole_lines
 from relayc.topi.groups import constant_size
 from relayc.topi.transform import MOST_INTERLEAVED
 from relayc.topi.utils import ravel_index
@@ -70,14 +69,13 @@ class PackedRows:
             return shape
         if any(conditions(op)):
             return Refused("the output has padding or joined inputs")
-        found = read_of_one(op)
-        if not found:
-            return found
-        read = Read(found[0], op.axis, found[1])
+        read = read_of_one(op)
+        if isinstance(read, Refused):
+            return read
         axes = _axes_of_row(read, shape, size)
         row = math.prod(shape[len(shape) - axes :]) * size
-        packed = _chunk(shape, size, target, LINE_BYTES, axes) if axes and row % LINE_BYTES else None
-        chosen = packed or (_chunk(shape, size, target, 1, axes) if axes == 1 else None)
+        packed = _chunk(shape, size, target, axes, whole_lines=True) if axes and row % LINE_BYTES else None
+        chosen = packed or (_chunk(shape, size, target, axes, whole_lines=False) if axes == 1 else None)
         if chosen is None:
             return Refused("rows are not those of the input, or L1 holds no chunk of whole cache lines of them")
         number, count = chosen
@@ -112,7 +110,7 @@ class PackedRows:
         s[rows].vectorize(vector)
         ahead = self._ahead(order)
         if ahead is not None:
-            later = read_later(self.read.axes, self.read.index, *ahead)
+            later = self.read.later(*ahead)
             in_piece = self._in_piece(order, ahead[0], later)
             places = [_of_part(later, part) for part in range(parts)] if parts > 1 else [in_piece]
             for place in places:
@@ -162,19 +160,21 @@ class PackedRows:
         return None
 
 
-def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int, axes: int) -> tuple[int, int] | None:
-    """Return the axis and the number of indices along it that make a chunk of a `multiple` of bytes.
+def _chunk(
+    shape: Sequence[int], size: int, target: Target, axes: int, *, whole_lines: bool
+) -> tuple[int, int] | None:
+    """Return the axis and the number of indices along it that make a chunk, perhaps of whole cache lines.
 
     None if half of L1 holds no such chunk; a single row, the last `axes`, may be longer.
     """
     for number in range(len(shape) - 1 - axes, -1, -1):
         inside = math.prod(shape[number + 1 :]) * size
-        if shape[number] * inside % multiple == 0:
-            least = multiple // math.gcd(inside, multiple)
+        if shape[number] * inside % LINE_BYTES == 0 or not whole_lines:
+            least = rows_of_whole_lines(inside) if whole_lines else 1
             count = -(-_CHUNK_BYTES // (inside * least)) * least
             even = (n for n in range(count, min(2 * count, shape[number]) + 1, least) if shape[number] % n == 0)
             count = next(even, count)
-            if count * inside > target.cache_bytes.l1 // 2 and (multiple > 1 or number < len(shape) - 2):
+            if count * inside > target.cache_bytes.l1 // 2 and (whole_lines or number < len(shape) - 2):
                 return None
             if count <= shape[number]:
                 return number, count

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from relayc import te
 from relayc.te.ir.decisions import note
-from relayc.te.tir.substitute import substitute
-from relayc.topi.cpu.accesses import reads
+from relayc.topi.cpu.accesses import Read, reads
 from relayc.topi.cpu.common import attach, local_accumulator, parallel, reduce_by_vectors
 from relayc.topi.cpu.pooling.window_lines import WindowLines
 from relayc.topi.cpu.pooling.windows import MOST_TAPS, tile_windows
@@ -23,7 +22,6 @@ from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
-    from relayc.te.tir import PrimExpr
 
 __all__ = ["ColumnTiles", "LineTiles", "schedule_windows"]
 
@@ -113,18 +111,17 @@ class ColumnTiles:
         (across, along), (taps, *columns) = strides, reader.reduce_axis
         last = iterations([taps]) + (group - 1) * across
 
-        def place(image: te.Tensor, index: Sequence[PrimExpr], row: int, column: int, *i: Any) -> Sequence[Any]:
+        def place(read: Read, row: int, column: int, *i: Any) -> Sequence[Any]:
             x, tap = i[2] if columns else i[2] * along + column, row + (i[1] % group - (group - 1)) * across
-            at = {axis.var: v for axis, v in zip(reader.axis, (i[0], i[1] // group, x, i[3]), strict=True)}
-            at |= dict(zip([k.var for k in reader.reduce_axis], (tap, te.const(column)), strict=False))
-            return (ravel_index([substitute(e, at) for e in index], image.shape),)
+            return (read.place((i[0], i[1] // group, x, i[3], tap, te.const(column))[: len(read.axes)]),)
 
         for image, index in reads(reader):
             nbytes = image.dtype.nbytes
             if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, 1, target) or nbytes == 1:
                 continue
+            read = Read(image, (*reader.axis, *reader.reduce_axis), tuple(index))
             for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
-                at, lines = partial(place, image, index, row, column), -(-channels * nbytes // LINE_BYTES)
+                at, lines = partial(place, read, row, column), -(-channels * nbytes // LINE_BYTES)
                 s[out].prefetch(image, loop, replace(in_sequence(image, target), order=at, lines=lines))
 
 

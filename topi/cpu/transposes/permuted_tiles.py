@@ -299,13 +299,12 @@ def _permutation(out: te.Tensor) -> tuple[te.Tensor, Sequence[int]] | Refused:
     """The one large input, and the axes of `out` that its dimensions lie along, each along another one."""
     assert isinstance(out.op, te.ComputeOp)
     read = read_of_one(out.op)
-    if not read:
+    if isinstance(read, Refused):
         return read
-    tensor, index = read
     numbers: dict[PrimExpr, int] = {axis.var: n for n, axis in enumerate(out.op.axis)}
-    order = [numbers.get(e, -1) for e in index]
+    order = [numbers.get(e, -1) for e in read.index]
     in_order = list(range(len(out.shape)))
-    return (tensor, order) if order != sorted(order) == in_order else Refused("the input is in order, or sliced")
+    return (read.tensor, order) if order != sorted(order) == in_order else Refused("the input is in order, or sliced")
 
 
 def _is_scattered(out: te.Tensor, order: Sequence[int], target: Target) -> bool:
