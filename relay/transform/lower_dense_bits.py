@@ -11,6 +11,7 @@ from relayc.backend.target import Target
 from relayc.relay.expr import Call, Constant, Expr, Function, TupleGetItem
 from relayc.relay.expr_functor import rewrite_calls
 from relayc.relay.op import broadcast, elementwise, reduce
+from relayc.relay.op.indexing import Take
 from relayc.relay.op.nn.dense_bits import DenseBits, DenseBlocks, QuantizeBlocks
 from relayc.relay.op.nn.dot4 import Words
 from relayc.relay.transform.builders import reshaped
@@ -34,8 +35,9 @@ class LowerDenseBits(FunctionPass):
 
     Where the option "relay.activations" says so, or by default the operator, the data become int8 first, by the largest
     magnitude of each block, as onnxruntime does it at accuracy_level 4. Products of the same data share that
-    (`EliminateCommonSubexpr`). Those with codes of a table stay floats. Where a vector holds a value of each code,
-    floats without zero points have such a table: a selection takes the place of a mask and a conversion.
+    (`EliminateCommonSubexpr`), and rows that are taken for several experts are rounded before. Those with codes of a
+    table stay floats. Where a vector holds a value of each code, floats without zero points have such a table: a
+    selection takes the place of a mask and a conversion.
     """
 
     target: Target
@@ -65,7 +67,9 @@ class LowerDenseBits(FunctionPass):
         unit = 1.0 if zeros is not None else float(1 << (op.bits - 1))
         data_scales: Expr | None = None
         sums: Expr | None = None
-        if to_int8:
+        if to_int8 and chosen is not None and _are_rows_taken(data):
+            x, data_scales, sums = _quantized_before_taken(data, blocks, unit)
+        elif to_int8:
             x, data_scales, sums = _quantized(x, blocks, unit)
         elif table is None:
             sums = reduce.sum(_in_blocks(x, blocks), axis=-1)
@@ -80,6 +84,24 @@ def _in_blocks(x: Expr, blocks: int) -> Expr:
     depth = as_int(x.shape[-1])
     assert depth is not None
     return reshaped(x, (*x.shape[:-1], blocks, depth // blocks))
+
+
+def _are_rows_taken(x: Expr) -> bool:
+    """Is `x` made of whole rows of an activation?"""
+    if not isinstance(x, Call) or not isinstance(x.op, Take) or x.op.batch_dims:
+        return False
+    rank = len(x.args[0].shape)
+    return x.op.axis % rank < rank - 1 and not isinstance(x.args[0], Constant)
+
+
+def _quantized_before_taken(taken: Expr, blocks: int, unit: float) -> tuple[Expr, Expr, Expr]:
+    """The same as `_quantized` for rows that are taken, each once or several times: a row is rounded once."""
+    assert isinstance(taken, Call) and isinstance(taken.op, Take)
+    rows, at = taken.args
+    rows = rows if rows.dtype == "float32" else elementwise.cast(rows, "float32")
+    op = taken.op.replace(axis=taken.op.axis % len(rows.shape))
+    words, scales, sums = [op(part, at, span=taken.span) for part in _quantized(rows, blocks, unit)]
+    return words, scales, sums
 
 
 def _quantized(x: Expr, blocks: int, unit: float) -> tuple[Expr, Expr, Expr]:

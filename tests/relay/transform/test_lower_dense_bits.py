@@ -111,6 +111,28 @@ def test_groups_of_rows_with_weights_of_experts(groups, columns, bits, block, ze
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4 * block)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_that_experts_take_are_rounded_once(dtype):
+    """Of a table of activations; the embedding of a constant table is rounded after it is taken."""
+    of_experts = [weights(40, 64, 32, 4, "middle") for _ in range(3)]
+    packed, scales, real = [np.stack([each[n] for each in of_experts]) for n in (0, 1, 3)]
+    data, which, chosen = normal(5, 64).astype(dtype), RANDOM.integers(0, 5, (6, 4)), RANDOM.integers(0, 3, 6)
+    x, rows, at = relay.var("x", (5, 64), dtype), relay.var("rows", (6, 4), "int64"), relay.var("at", (6,), "int64")
+    used = in_int8(data.astype(np.float32), 32)[which].astype(np.float64)
+    for source, params, values in ((x, [x, rows, at], [data, which, chosen]),
+                                   (relay.const(data), [rows, at], [which, chosen])):  # fmt: skip
+        body = routed_bits(relay.op.take(source, rows, axis=0), at, packed, scales, None, 4)
+        config = {"relay.activations": "int8"}
+        with PassContext(config=config):
+            mod = relay.optimize(IRModule({"main": relay.Function(params, body)}), HOST)
+        calls = [e for e in relay.analysis.evaluation_order(mod["main"]) if isinstance(e, relay.Call)]
+        made = [e.ty for e in calls if isinstance(e.op, relay.Function) and isinstance(e.ty, relay.TupleType)]
+        lead = (6, 4) if isinstance(source, relay.Constant) else (5,)
+        assert [ty.fields[0].shape for ty in made] == [(*lead, 2, 32)]
+        result = run(body, params, values, HOST, activations="int8")
+        np.testing.assert_allclose(result, used @ real[chosen].swapaxes(1, 2), rtol=1e-3, atol=0.05)
+
+
 @pytest.mark.parametrize("target", [HOST, "llvm -mcpu=icelake-server -mtriple=x86_64-unknown-linux-gnu"])
 @pytest.mark.parametrize(("bits", "activations"), [(4, "int8"), (8, "int8"), (4, "float")])
 @pytest.mark.parametrize("columns", [32, 60, 80])
