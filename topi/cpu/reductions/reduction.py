@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, Serves, first_of, note
+from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.te.tir import Call, Cast, Max, Min, PrimExpr, Var
 from relayc.topi.cpu.column_blocks import StagePass
 from relayc.topi.cpu.common import attach, parallel, reduce_by_vectors
@@ -124,19 +126,58 @@ def _rfactor_lanes(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Te
     return partial
 
 
-def _split_between_cores(
-    s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target
-) -> te.Tensor | Refused:
-    """Split the first reduction axis between cores if results are too few to share; returns the partial results."""
-    axis = s[tensor].op.reduce_axis[0]
-    cores, extent = target.num_cores, axis.extent
-    lanes = vector_lanes(target)
-    if tasks >= cores:
-        return Refused(f"{tasks} results are enough for {cores} cores")
-    if not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
-        return Refused("the reduction is dynamic, or too short for several cores")
-    part, _ = s[tensor].split(axis, factor=-(-extent // cores))
-    return partial_results(s, tensor, part)
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Reductions over the same rows or lines, and `out`, which they are for, or which the only one is.
+
+    `speculation`: the reduction that speculates on the result of the last pass. `narrow`: 16-bit partial sums of which
+    the only pass is the sum.
+    """
+
+    s: te.Schedule
+    out: te.Tensor
+    reductions: tuple[te.Tensor, ...]
+    target: Target
+    speculation: te.Tensor | None = None
+    narrow: te.Tensor | None = None
+
+    @property
+    def result(self) -> te.Tensor:
+        """The result of the last pass."""
+        return self.reductions[-1]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one pass."""
+        return len(self.reductions) == 1
+
+    @cached_property
+    def length(self) -> int:
+        """Elements that are reduced to one result."""
+        return max(iterations(self.s[self.result].op.reduce_axis), 1)
+
+    @cached_property
+    def work(self) -> float:
+        """Scalar operations of a pass, roughly."""
+        op = self.s[self.result].op
+        return iterations((*op.axis, *op.reduce_axis)) * 2.0
+
+    def part_of_a_core(self, tasks: int) -> int | Refused:
+        """Iterations of the first reduction axis for each core, if there are fewer `tasks` to share than cores."""
+        cores, extent = self.target.num_cores, self.s[self.result].op.reduce_axis[0].extent
+        if not self.is_single:
+            return Refused("there are several passes")
+        if tasks >= cores:
+            return Refused(f"{tasks} results are enough for {cores} cores")
+        worthwhile = parallel_worthwhile(self.work, vector_lanes(self.target))
+        if not isinstance(extent, int) or extent < 2 * cores or not worthwhile:
+            return Refused("the reduction is dynamic, or too short for several cores")
+        return -(-extent // cores)
+
+    def split(self, part: int) -> te.Tensor:
+        """Split the first reduction axis into parts of so many iterations; returns their partial results."""
+        each, _ = self.s[self.result].split(self.s[self.result].op.reduce_axis[0], factor=part)
+        return partial_results(self.s, self.result, each)
 
 
 @register_schedule("comm_reduce", "cpu", rank=Rank.REDUCTION)
@@ -158,64 +199,72 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     return s
 
 
-def _work(op: te.Operation) -> float:
-    return iterations((*op.axis, *op.reduce_axis)) * 2.0
-
-
 def reduce_along(
     s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], target: Target, speculation: te.Tensor | None = None
 ) -> None:
-    """Schedule `passes` along memory, over the same rows, and `out`, which they are for or which the only one is.
+    """Schedule `passes` along memory, over the same rows, and `out`: see `Passes`."""
+    of, op = Passes(s, out, tuple(passes), target, speculation), s[passes[-1]].op
+    lanes = _lanes_along(op, target) if of.is_single else vector_lanes(target)
 
-    Of several passes the last one prefetches the next row, or `speculation`, the reduction that speculates on its
-    result, does.
+    def several_at_a_time() -> RowPlan | Refused:
+        short, nbytes = rows_are_short(op, out, target), max(4, *[t.dtype.nbytes for t in passes])
+        return RowPlan(vector_lanes(target, nbytes), together=True) if short else short
+
+    def split_between_cores() -> RowPlan | Refused:
+        part = of.part_of_a_core(iterations(s[out].op.axis))
+        return part if isinstance(part, Refused) else RowPlan(lanes, part)
+
+    plan = first_of("reduction along memory", (
+        ("several rows in a vector", several_at_a_time), ("rows split between cores", split_between_cores),
+        ("row by row", lambda: RowPlan(lanes)),
+    ))  # fmt: skip
+    note("rows", type(plan).__name__, plan)
+    plan.apply(of)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """Rows are reduced one after the other, by vectors of `lanes` partial results.
+
+    Or as many rows `together`, the lanes of a vector; or each core reduces a `part` of every row, so many elements.
     """
-    result, axes = passes[-1], list(s[out].op.axis)
-    rows, length = iterations(axes), iterations(s[result].op.reduce_axis)
-    single, work = len(passes) == 1, _work(s[result].op)
-    lanes = _lanes_along(s[result].op, target) if single else vector_lanes(target)
 
-    def several_at_a_time() -> Serves | Refused:
-        short = rows_are_short(s[result].op, out, target)
-        if short:
-            local = [s.cache_write(p, "local") if s[p].op is s[out].op else p for p in passes]
-            reduce_short_rows(s, out, local, work, target, speculation)
-        return short
+    lanes: int
+    part: int = 0
+    together: bool = False
 
-    def split_between_cores() -> Serves | Refused:
-        shared = _split_between_cores(s, result, work, rows, target) if single else Refused("there are several passes")
-        if not shared:
-            return shared
-        part, *data = s[shared].op.axis
-        row = s[shared].fuse(part, *data)
-        parallel(s, shared, row, work, lanes)
-        _prefetch_along(s, vectorize_reduction(s, shared, lanes, (shared, row)), target)
-        return True
+    def apply(self, passes: Passes) -> None:
+        """Schedule all passes over a row, and then the next."""
+        s, out, work = passes.s, passes.out, passes.work
+        if self.together:
+            local = [s.cache_write(t, "local") if s[t].op is s[out].op else t for t in passes.reductions]
+            reduce_short_rows(s, out, local, work, self.lanes, passes.target, passes.speculation)
+        elif self.part:
+            shared = passes.split(self.part)
+            row = s[shared].fuse(*s[shared].op.axis)
+            parallel(s, shared, row, work, self.lanes)
+            _prefetch_along(s, vectorize_reduction(s, shared, self.lanes, (shared, row)), passes.target)
+        else:
+            self._row_by_row(s, out, passes)
 
-    def row_by_row() -> Serves:
+    def _row_by_row(self, s: te.Schedule, out: te.Tensor, passes: Passes) -> None:
+        """Of several passes the last one prefetches the next row, or the speculation on its result does."""
+        speculation, length, axes = passes.speculation, passes.length, list(s[out].op.axis)
+        partials = list[te.Tensor]()
         at = (out, s[out].fuse(*axes)) if axes else None  # one row may have several results, which are no loop's
         if at is not None:
-            parallel(s, *at, work, lanes)
-        partials: list[te.Tensor] = []
-        for each in passes:
+            parallel(s, *at, passes.work, self.lanes)
+        for each in passes.reductions:
             if at is not None and s[each].op is not s[out].op:
                 attach(s, each, *at)
-            partials = vectorize_reduction(s, each, lanes, at)
+            partials = vectorize_reduction(s, each, self.lanes, at)
         if speculation is not None:
-            partials = vectorize_reduction(s, speculation, lanes, (speculation, s[speculation].op.axis[-1]))
-        if single:
-            _prefetch_along(s, partials, target)
+            partials = vectorize_reduction(s, speculation, self.lanes, (speculation, s[speculation].op.axis[-1]))
+        if passes.is_single:
+            _prefetch_along(s, partials, passes.target)
         elif partials:
-            loop, speculates = s[partials[0]].op.reduce_axis[0], speculation is not None
-            prefetch_rows(
-                s, partials[0], loop, rows * length, length, target, once=speculates, always=speculates
-            )
-        return True
-
-    first_of("reduction along memory", (
-        ("several rows in a vector", several_at_a_time), ("rows split between cores", split_between_cores),
-        ("row by row", row_by_row),
-    ))  # fmt: skip
+            loop, size, always = s[partials[0]].op.reduce_axis[0], iterations(axes) * length, speculation is not None
+            prefetch_rows(s, partials[0], loop, size, length, passes.target, once=always, always=always)
 
 
 def _prefetch_along(s: te.Schedule, partials: Sequence[te.Tensor], target: Target) -> None:
@@ -237,58 +286,84 @@ def reduce_across(
     s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], target: Target, speculation: te.Tensor | None = None,
     narrow: te.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Schedule `passes` along a strided axis over the same lines, and `out`, which they are for or the only one is.
+    """Schedule `passes` along a strided axis, over the same lines, and `out`: see `Passes`."""
+    of = Passes(s, out, tuple(passes), target, speculation, narrow)
+    plan = LinePlan.of(of)
+    note("reduction across lines", "lines split between cores" if plan.part else "blocks of columns", plan)
+    plan.apply(of)
 
-    Several lines are accumulated at a time, while partial results of a block of columns stay in L1. Of a single pass
-    with few columns, the lines rather than the columns are split between cores, so that memory is read in long runs.
-    `speculation`: the reduction that speculates on the result of the last pass. `narrow`: 16-bit partial sums of which
-    the only pass is the sum.
+
+@dataclass(frozen=True)
+class LinePlan:
+    """Lines are accumulated several at a time, while partial results of a `block` of columns stay in L1.
+
+    Vectors have `lanes` columns, those that read lines `together`. With `width`, all lines of so many columns are read
+    at once, and partial results stay in registers. Where columns are few, each core has a `part` of the lines of the
+    only pass, so that memory is read in long runs; 0 elsewhere.
     """
-    result, single, length = passes[-1], len(passes) == 1, max(iterations(s[passes[-1]].op.reduce_axis), 1)
-    lanes = vector_lanes(target, result.dtype.nbytes if single else 4)
-    shape, width = [extent_of(a) for a in s[out].op.axis], 0
-    work, columns = _work(s[result].op) * len(passes), constant_size(shape[-1:])
-    if single:
-        block = _BLOCK * max(4 // result.dtype.nbytes, 1)
-        shared = _split_between_cores(s, result, work, constant_size(shape[:-1]) * -(-columns // block), target)
-        note("reduction across lines", "lines split between cores" if shared else "blocks of columns", block=block,
-             lanes=lanes, partial_sums="none" if narrow is None else "16 bits")  # fmt: skip
-        if shared:
-            for tensor in {id(s[t].op): t for t in (result, out)}.values():
-                vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
-            out = result = shared
-        passes = [s.cache_write(result, "local") if s[result].op is s[out].op else result]
-    else:
-        width = _columns_per_step(passes[0].op, shape[-1], length, target)
+
+    block: int
+    lanes: int
+    together: int
+    width: int = 0
+    part: int = 0
+
+    @staticmethod
+    def of(passes: Passes) -> LinePlan:
+        """Plan the passes by their sizes and the caches."""
+        s, result, target, shape = passes.s, passes.result, passes.target, passes.s[passes.out].op.output(0).shape
+        if passes.is_single:
+            nbytes = result.dtype.nbytes
+            block, lanes = _BLOCK * max(4 // nbytes, 1), vector_lanes(target, nbytes)
+            part = passes.part_of_a_core(constant_size(shape[:-1]) * -(-constant_size(shape[-1:]) // block))
+            together = 2 * lanes if nbytes == 2 else lanes  # little arithmetic for each cache line
+            return LinePlan(block, lanes, together, part=part or 0)
+        lanes, length = vector_lanes(target), passes.length
+        width = _columns_per_step(s[passes.reductions[0]].op, shape[-1], length, target)
         fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
-        block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
-    *outer, last = s[out].op.axis
-    part, within = _split_blocks(s, out, last, block)
-    if width:
-        block_loop, column = s[out].split(within, factor=width, tail="shift")
-        s[out].vectorize(column)
-        _combine_lines(s, out, block_loop, passes, width, speculation)
-    else:
-        vectorize_elements(s, out, within, min(block, columns), lanes)
-    group = s[out].fuse(*outer, part)
-    parallel(s, out, group, work, lanes)
-    if width:
-        return
-    for each in passes:
-        attach(s, each, out, group)
-    if narrow is not None:
-        StagePass(passes[0], lanes).apply(s)
-        attach(s, narrow, passes[0], s[passes[0]].op.reduce_axis[-1])
-        add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
-        return
-    together = 2 * lanes if single and result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
-    loops = [add_up_lines(s, each, together) for each in passes]
-    if single:
-        _prefetch_ahead(s, *loops[0], target)
-    elif has_few_fill_buffers(target) and isinstance(shape[-1], int) and columns <= block:
-        _prefetch_next_block(s, loops, length * columns, target)
-    if speculation is not None:
-        _prefetch_ahead(s, *add_up_lines(s, speculation, lanes), target)
+        return LinePlan(_BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK), lanes, lanes, width)
+
+    def apply(self, passes: Passes) -> None:
+        """Schedule the output by blocks of columns, and all passes over the lines of a block."""
+        s, out, reductions = passes.s, passes.out, list(passes.reductions)
+        last, lanes, work = extent_of(s[out].op.axis[-1]), self.lanes, passes.work * len(reductions)
+        if self.part:
+            shared = passes.split(self.part)
+            for tensor in {id(s[t].op): t for t in (passes.result, out)}.values():
+                vectorize_elements(s, tensor, s[tensor].op.axis[-1], last, lanes)
+            out, reductions = shared, [shared]
+        if passes.is_single:
+            reductions = [s.cache_write(t, "local") if s[t].op is s[out].op else t for t in reductions]
+        *outer, columns = s[out].op.axis
+        part, within = _split_blocks(s, out, columns, self.block)
+        if self.width:
+            steps, column = s[out].split(within, factor=self.width, tail="shift")
+            s[out].vectorize(column)
+            _combine_lines(s, out, steps, reductions, self.width, passes.speculation)
+        else:
+            vectorize_elements(s, out, within, min(self.block, constant_size([last])), lanes)
+        group = s[out].fuse(*outer, part)
+        parallel(s, out, group, work, lanes)
+        if not self.width:
+            for each in reductions:
+                attach(s, each, out, group)
+            self._pass_over_lines(passes, reductions, last)
+
+    def _pass_over_lines(self, passes: Passes, reductions: Sequence[te.Tensor], columns: te.Dim) -> None:
+        """Order the loops of each pass over the lines of a block, and prefetch."""
+        s, target, narrow = passes.s, passes.target, passes.narrow
+        if narrow is not None:
+            StagePass(reductions[0], self.lanes).apply(s)
+            attach(s, narrow, reductions[0], s[reductions[0]].op.reduce_axis[-1])
+            add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
+            return
+        loops = [add_up_lines(s, each, self.together) for each in reductions]
+        if passes.is_single:
+            _prefetch_ahead(s, *loops[0], target)
+        elif has_few_fill_buffers(target) and isinstance(columns, int) and columns <= self.block:
+            _prefetch_next_block(s, loops, passes.length * columns, target)
+        if passes.speculation is not None:
+            _prefetch_ahead(s, *add_up_lines(s, passes.speculation, self.lanes), target)
 
 
 def _split_blocks(s: te.Schedule, out: te.Tensor, columns: te.IterVar, block: int) -> tuple[te.IterVar, te.IterVar]:

@@ -37,16 +37,16 @@ def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> Serves |
 
 
 def reduce_short_rows(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target,
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, lanes: int, target: Target,
     speculation: te.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Schedule `passes` over short rows, which `out` is computed from, with adjacent rows as the lanes of a vector.
+    """Schedule `passes` over short rows, which `out` is computed from, with adjacent rows as `lanes` of a vector.
 
     `speculation`: the reduction that speculates on the result of the last pass. The elements of such a vector lie a row
     apart: they are transposed in registers if rows are long enough, else loaded singly. Either costs less than a
     horizontal reduction for each row.
     """
-    axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
+    axes = list(s[out].op.axis)
     position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
     vectors, lane = s[out].split(axes[position], factor=lanes, tail="shift")
     s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
