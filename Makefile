@@ -54,10 +54,11 @@ wheel: $(VENV)/.installed
 conformance: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) tests/conformance tests/frontends/test_node_suite.py --suite all
 
-# Many random graphs, in one process whose memory may not grow; many damaged models, and extreme ones, each in a process
-# of its own; many random schedules.
+# Many random graphs, in one process whose memory may not grow, and for processors that this one is not; many damaged
+# models, and extreme ones, each in a process of its own; many random schedules.
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.long_run --graphs 2000
+	$(BIN)/python -m tests.processor_emulation.random_graphs --graphs 600
 	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz/test_mutated_models.py --damaged-models 2000
 	$(BIN)/python -m tests.fuzz.isolated --models 2000
 	$(BIN)/python -m pytest -n $(JOBS) tests/te/test_random_schedules.py --random-schedules 2000

@@ -80,6 +80,7 @@ def with_calls(text: str) -> str:
     declared, lines = dict[str, str](), list[str]()
     for i, line in enumerate(text.splitlines()):
         line = _ROUNDING.sub(_ROUNDING_CALL, line)
+        line = line.replace("=w,", "=v,") if " asm " in line else line  # vector registers of Arm
         if (call := _CALL.fullmatch(line)) is not None and call["intrinsic"] in _lacking():
             lines += _called(call, f"%emulated{i}", declared)
         elif (known := _DECLARED.fullmatch(line)) is None or known[1] not in _lacking():

@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from onnx.printer import to_text
 
 from relayc import relay
 from relayc.backend.runtime import RelaycError, device as open_device, graph_executor
@@ -34,7 +33,9 @@ from tests.processor_emulation.emulation import emulating
 
 __all__ = ["PRECISIONS", "TARGETS", "check_graph", "main"]
 
-TARGETS = ("sapphirerapids", "graniterapids", "znver4", "znver5", "cooperlake", "alderlake")
+TARGETS = (
+    "sapphirerapids", "graniterapids", "znver4", "znver5", "cooperlake", "alderlake", "neoverse-v1", "apple-m1",
+)  # fmt: skip
 PRECISIONS = ("bfloat16", "", "float16")
 
 _PRODUCTS = (
@@ -133,8 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             except Exception as error:  # noqa: BLE001 - it is reported
                 failed += 1
-                print(f"seed {seed}, {cpu}, {precision or 'as it is'}: {type(error).__name__}: {error}\n"
-                      f"{to_text(random_graph(seed).model.graph) if failed < 0 else ''}", flush=True)
+                what = f"seed {seed}, {cpu}, {precision or 'as it is'}"
+                print(f"{what}: {type(error).__name__}: {error}", flush=True)
             done += 1
     print(f"{failed} of {done} graphs failed")
     return 1 if failed else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 
 from relayc import relay, te, topi
-from relayc.backend.llvm.runtime import LLVMModule
+from relayc.backend.llvm.codegen import EmittedModule
+from relayc.backend.llvm.compiler import Compiler
+from relayc.backend.llvm.runtime import LLVMModule, ObjectCode
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay import Function, IRModule, const, op, var
@@ -20,6 +24,7 @@ from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.te import size_var
 from relayc.te.ir import post_order
+from relayc.te.tir import PrimFunc
 from relayc.topi.cpu.tiling import amx_panel
 from tests.processor_emulation import emulation
 
@@ -86,15 +91,16 @@ def test_every_line_of_the_next_panel_is_prefetched(
     rows += form == "dot4" and rows == 1
     data, weight = words(random, form, rows, steps), words(random, form, panels, steps, 32)
     y = make_call(operator, (var("x", data.shape, "int32"), var("w", weight.shape, "int32")), units=32 * panels)
-    with_calls, prefetched = emulation.with_calls, list[int]()
+    object_code, prefetched = Compiler.object_code, list[int]()
     recorded = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(prefetched.append)
     llvm.add_symbol("recorded_prefetch", ctypes.cast(recorded, ctypes.c_void_p).value)
 
-    def with_recorded_prefetches(text: str) -> str:
-        text = re.sub(r"declare void @llvm\.prefetch\.p0\(.*", "declare void @recorded_prefetch(ptr)", with_calls(text))
-        return re.sub(r"@llvm\.prefetch\.p0\((.*?),.*\)", r"@recorded_prefetch(\1)", text)
+    def with_recorded_prefetches(self: Compiler, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
+        text = re.sub(r"declare void @llvm\.prefetch\.p0\(.*", "declare void @recorded_prefetch(ptr)", emitted.text)
+        text = re.sub(r"@llvm\.prefetch\.p0\((.*?),.*\)", r"@recorded_prefetch(\1)", text)
+        return object_code(self, replace(emitted, text=text), functions)
 
-    monkeypatch.setattr(emulation, "with_calls", with_recorded_prefetches)
+    monkeypatch.setattr(Compiler, "object_code", with_recorded_prefetches)
     emulated(y, data, weight)
     lines = [(address - weight.ctypes.data) // 64 for address in prefetched]
     assert set(range(2 * steps, 2 * steps * panels)) <= set(lines)
