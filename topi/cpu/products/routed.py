@@ -30,8 +30,8 @@ Emerald Rapids: single rows 3.3 ms, by four panels 2.8, groups of 4 1.0 and by t
 _SHARE_OF_SUMS = 1 / 2
 """Most of the registers that hold their sums."""
 _BLOCK = 4
-"""Size of the rows of a block of groups, in L2 caches. Hardware prefetchers read rows anew for each panel in time; blocks
-of half a cache read weights more often (1200 rows of 1024: 1.25 times as long)."""
+"""Size of the rows of a block of groups, in L2 caches. Hardware prefetchers read rows anew for each panel in time;
+blocks of half a cache read weights more often (1200 rows of 1024: 1.25 times as long)."""
 _AHEAD = (4, 2)
 """Groups, with tiles of the largest height and with lower ones, that each prefetch a share of the panel which the group
 as many further on reads: the last ones of an expert fetch the next expert's. (300 rows, 8 experts of 1024 x 1024: 9.4
