@@ -1,4 +1,7 @@
-"""A fixture for tests of code for processors that this machine may not be, and an option that runs all tests so."""
+"""A fixture for tests of code for processors that this machine may not be, and an option that runs all tests so.
+
+The emulation is imported where it is used: it imports the LLVM backend, which adds intrinsics to the table of all.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Generator
 import pytest
 
 from relayc.backend.target import Target
-from tests.processor_emulation import emulation
 
 __all__ = ["amx_target", "emulated_processors", "pytest_addoption", "pytest_configure"]
 
@@ -19,6 +21,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--processor")
     if name is not None:
+        from tests.processor_emulation import emulation
+
         pretended = emulation.pretending(name)
         pretended.__enter__()
         config.add_cleanup(lambda: pretended.__exit__(None, None, None))
@@ -27,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def emulated_processors() -> Generator[None, None, None]:
     """What is compiled for other processors during the test runs here."""
+    from tests.processor_emulation import emulation
+
     reason = emulation.unavailable()
     if reason is not None:
         pytest.skip(reason)

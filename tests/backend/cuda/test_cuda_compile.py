@@ -12,7 +12,7 @@ from relayc.te import tir
 from tests.backend.cuda import cuda_programs as programs
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint64", "bool")
-OF_INTEGERS = ("vector_", "bitwise_", "is", "popcount", "byte_")
+OF_INTEGERS = ("vector_", "bitwise_", "is", "popcount", "byte_", "round_to_int32")
 FUNCTIONS = [
     name for name, row in tir.intrinsics.INTRINSICS.items()
     if row.arity == 1 and row.reference is not None and not name.startswith(OF_INTEGERS)

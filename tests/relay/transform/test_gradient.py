@@ -48,6 +48,7 @@ WITHOUT_RULE = {
     "nn.pack_panels": _PACKED,
     "nn.rnn": _FUSED,
     "nn.rotary_embedding": _FUSED,
+    "nn.routed_dense": _PACKED,
     "nn.take_from_panels": _PACKED,
     "qnn.lookup": "a table of quantised values",
     "gather_nd": _FORM,
