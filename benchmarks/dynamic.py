@@ -63,6 +63,7 @@ def made_symbolic(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelPr
     or infers the dimension, and constants that lie along it are sliced to its length."""
     graph = model.graph
     values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    data = next(value.name for value in graph.input if value.name not in values)
     made: dict[str, onnx.NodeProto | onnx.TensorProto] = {}
 
     def constant(name: str, value: np.ndarray) -> str:
@@ -77,7 +78,7 @@ def made_symbolic(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelPr
             made[result] = helper.make_node("Slice", inputs, [result])
         return result
 
-    made["length"] = helper.make_node("Shape", [graph.input[0].name], ["length"], start=case.axis, end=case.axis + 1)
+    made["length"] = helper.make_node("Shape", [data], ["length"], start=case.axis, end=case.axis + 1)
     for node in graph.node:
         for i, name in enumerate(node.input):
             table = values.get(name)
@@ -148,7 +149,7 @@ def measure(case: Case, zoo: Path, threads: int, rounds: int, seconds: float) ->
     """One row for each size."""
     path = zoo / f"{case.model}.onnx"
     model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
-    feeds = {value.name: feeds[value.name] for value in model.graph.input}
+    feeds = {value.name: feeds[value.name] for value in model.graph.input if value.name in feeds}
     model = made_symbolic(model, case, next(iter(feeds.values())).shape[case.axis])
     symbolic = {name: tuple([case.name if a == case.axis else n for a, n in enumerate(x.shape)])
                 for name, x in feeds.items()}  # fmt: skip

@@ -10,7 +10,8 @@ from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
-from relayc.te.ir import IRModule
+from relayc.te import size_var
+from relayc.te.ir import IRModule, PassContext
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l2-bytes=2097152 -l3-bytes=33554432 -mtune"
 SLOW_LLC, FAST_LLC = f"{CACHES}=sapphirerapids", f"{CACHES}=znver5"
@@ -40,6 +41,18 @@ def test_all_panels_pass_over_a_tile_of_rows_where_weights_are_resident(
 ):
     text = loops_of(residual_product(3136, columns, depth, added=False), caches)
     assert (f"fused % {columns // 32} * {depth * 32}" in text) == interleaved, "the panel is the innermost loop"
+
+
+@pytest.mark.parametrize(("outputs", "side", "at_once"), [(64, 55, 1), (64, 7, 0)])
+def test_all_panels_pass_over_a_tile_of_rows_where_several_images_are_likely(outputs: int, side: int, at_once: int):
+    """One image stays in L2, eight of 55 x 55 don't; the weights always do."""
+    x = relay.var("x", (size_var("n"), side, side, 16))
+    weight = relay.const(np.random.default_rng(0).standard_normal((1, 1, 16, outputs), dtype=np.float32))
+    convolution = relay.nn.conv2d(x, weight, data_layout="NHWC", kernel_layout="HWIO")
+    with PassContext(config={"relay.explain": True}):
+        model = relay.build(relay.Function((x,), convolution), f"llvm -mcpu=sapphirerapids {SLOW_LLC}")
+    (tiles,) = [d for found in model.build_report.decisions.values() for d in found if d.subject == "tiles"]
+    assert f"tiles_per_step {at_once}," in str(tiles)
 
 
 @pytest.mark.parametrize(

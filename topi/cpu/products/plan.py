@@ -310,11 +310,11 @@ class _Product:
     def weights_are_resident(self) -> bool:
         """Whether all panels are multiplied with a row tile before the next: see `weights_stay`.
 
-        Of a dynamic number of images one has to be large enough for that.
+        Of a dynamic number of images the most that are likely have to be large enough for that: fewer lose nothing.
         """
         if self.left_bytes is None and len(self.likely_rows) == 1:
             return False
-        rows = self.likely_rows[0]
+        rows = self.likely_rows[-1]
         left = self.input_bytes * rows if self.left_bytes is None else self.left_bytes
         return weights_stay(self.target, self.weight_bytes, left + self.element * rows * self.columns)
 
