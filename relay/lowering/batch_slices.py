@@ -92,7 +92,7 @@ def _sliced(flow: ImageFlow, run: ImageRun) -> list[GraphNode]:
         for node in flow.graph.nodes[run.first : run.last]:
             workload = flow.sliced_workload(node, run.images)
             assert workload is not None
-            inputs = [n if flow.is_constant(n) else piece.tensor(n) for n in node.inputs]
+            inputs = [n if flow.graph.is_parameter(n) else piece.tensor(n) for n in node.inputs]
             outputs = [piece.tensor(n) for n in node.outputs]
             made.append(GraphNode(workload, inputs, outputs, node.sources, names=node.names))
     return made

@@ -255,6 +255,11 @@ class ExecutionGraph:
                 variants = [variant for _, variant in graph.variants]
                 stack += [*variants, *[body for control in graph.control_nodes for body in control.graphs]][::-1]
 
+    def is_parameter(self, tensor: int) -> bool:
+        """Does the tensor lie in the memory of a parameter?"""
+        storage = self.tensors[self.base_of(tensor)].storage
+        return storage is not None and storage[0] == "param"
+
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory of this one."""
         while (base := self.tensors[tensor].base) is not None:
@@ -281,11 +286,7 @@ class ExecutionGraph:
                 continue
             here = Counter(n for node in inside for n in self.bases_of(node))
             passing = [n for n, count in here.items() if count < uses[n] or n in kept or self._is_callers(n)]
-            yield SlicedRun(begin, first, slices, frozenset([n for n in passing if not self._is_parameter(n)]))
-
-    def _is_parameter(self, base: int) -> bool:
-        storage = self.tensors[base].storage
-        return storage is not None and storage[0] == "param"
+            yield SlicedRun(begin, first, slices, frozenset([n for n in passing if not self.is_parameter(n)]))
 
     def _is_callers(self, base: int) -> bool:
         """Does the memory of a tensor belong to the caller, or may it be handed out?"""
@@ -407,8 +408,8 @@ class _Numbering:
         label = call.span.name if call.span is not None else ""
         if is_view(function):
             source, ty = self.graph.tensors[inputs[0]], types[0]
-            is_weight = source.storage is not None and source.storage[0] == "param"
-            if not is_weight or (isinstance(ty, TensorType) and ty.is_static):  # weights have static shapes
+            is_static = isinstance(ty, TensorType) and ty.is_static
+            if is_static or not self.graph.is_parameter(inputs[0]):  # weights have static shapes
                 return self.add(label, ty, source.storage, self.graph.base_of(inputs[0]))
         inner = function.body
         if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | HostOperator):

@@ -105,9 +105,9 @@ class ImageFlow:
 
     def _layer(self, node: GraphNode) -> _Layer:
         nbytes = {n: self._nbytes(n) for n in (*node.inputs, *node.outputs)}
-        reads = tuple([(self.graph.base_of(n), nbytes[n]) for n in node.inputs if not self.is_constant(n)])
+        reads = tuple([(self.graph.base_of(n), nbytes[n]) for n in node.inputs if not self.graph.is_parameter(n)])
         written = sum(nbytes[n] for n in node.outputs)
-        weights = sum(nbytes[n] for n in node.inputs if self.is_constant(n))
+        weights = sum(nbytes[n] for n in node.inputs if self.graph.is_parameter(n))
         lines = math.prod((self.graph.tensors[node.outputs[0]].rows or ())[1:-2])
         work = self._flops(node) / self._operations
         return _Layer(reads, sum(size for _, size in reads) + written, weights, work, lines)
@@ -123,11 +123,6 @@ class ImageFlow:
             return node.workload.flops
         workload = self.sliced_workload(node, self._likely) if self._has_batch(node) else None
         return 0 if workload is None else workload.flops
-
-    def is_constant(self, number: int) -> bool:
-        """Is the tensor a parameter?"""
-        storage = self.graph.tensors[self.graph.base_of(number)].storage
-        return storage is not None and storage[0] == "param"
 
     def runs(self) -> Iterator[ImageRun]:
         """The runs of the nodes that are sliced, in order."""
@@ -162,18 +157,18 @@ class ImageFlow:
 
     def _can_place(self, node: GraphNode) -> bool:
         """Does a node, of static sizes, write and read no memory of the caller?"""
-        bases = [self.graph.base_of(n) for n in (*node.inputs, *node.outputs) if not self.is_constant(n)]
+        bases = [self.graph.base_of(n) for n in (*node.inputs, *node.outputs) if not self.graph.is_parameter(n)]
         return not any(self.graph.tensors[b].storage is not None or b in self.held for b in bases)
 
     def _has_batch(self, node: GraphNode) -> bool:
         """Is the symbolic size of the batch the first of each activation, and the only one that is no constant?"""
         assert self.batch is not None
-        tensors = [self.graph.tensors[n] for n in (*node.inputs, *node.outputs) if not self.is_constant(n)]
+        tensors = [self.graph.tensors[n] for n in (*node.inputs, *node.outputs) if not self.graph.is_parameter(n)]
         return all(t.rows and not isinstance(t.shape[0], int) and dims_equal(t.shape[0], self.batch) for t in tensors)
 
     def sliced_workload(self, node: GraphNode, images: int) -> Workload | None:
         """The kernel of a node for so many images; None if it does not map images independently."""
-        batched = [not self.is_constant(n) for n in node.inputs]
+        batched = [not self.graph.is_parameter(n) for n in node.inputs]
         key = f"{node.workload.key} {batched}", images
         if key not in self._workloads:
             function = sliced_function(node.workload.function, batched, images)

@@ -1,6 +1,6 @@
 """A fixture for tests of code for processors that this machine may not be, and an option that runs all tests so.
 
-The emulation is imported where it is used: it imports the LLVM backend, which adds intrinsics to the table of all.
+Nothing of the compiler is imported before it is used: the LLVM backend adds intrinsics to the table of all.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-
-from relayc.backend.target import Target
 
 __all__ = ["amx_target", "emulated_processors", "pytest_addoption", "pytest_configure"]
 
@@ -43,6 +41,8 @@ def emulated_processors() -> Generator[None, None, None]:
 @pytest.fixture
 def amx_target(request: pytest.FixtureRequest) -> str:
     """A target with AMX: this machine, or else one that is emulated."""
+    from relayc.backend.target import Target
+
     if {"amx-int8", "amx-bf16"} <= Target("llvm").features:
         return "llvm"
     request.getfixturevalue("emulated_processors")
