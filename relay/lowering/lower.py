@@ -188,12 +188,12 @@ def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[t
     buffers: dict[te.Tensor, Buffer] = {}
     all_strides = function.attrs.get("strides", ())
     units = function.attrs.get("offsets", (None,) * len(all_strides))
-    dtypes = [v.dtype for v in sizes_of(function).values()]
+    size = next(iter(sizes_of(function).values()), SizeVar("n"))  # a static kernel has sizes of the default type
     for i, (tensor, strides, unit) in enumerate(zip(tensors, all_strides, units, strict=False)):
         if strides is not None:
             tensor.op.attrs.setdefault("memory_strides", {})[tensor.value_index] = strides
         if strides is not None or unit is not None:
-            offset = 0 if unit is None else product((unit, SizeVar(offset_name(i), dtypes[0])))
+            offset = 0 if unit is None else product((unit, SizeVar(offset_name(i), size.dtype)))
             buffers[tensor] = decl_buffer(
                 tensor.shape, tensor.dtype, tensor.name, strides=strides, elem_offset=offset
             )
@@ -257,7 +257,7 @@ def _first_that_fits(
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
     rejected: list[str] = []
     binds = _strided_buffers(workload.function, [*inputs, *outputs])
-    has_sizes = bool(sizes_of(workload.function))
+    has_sizes = bool(sizes_of(workload.function)) or "offsets" in workload.function.attrs
     for number, schedule in enumerate(schedules_for(outputs, target), 1):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))

@@ -299,6 +299,14 @@ def test_random_networks_of_any_batch(network: tuple[Var, list[Expr]]):
     check([x], *outputs)
 
 
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(networks())
+def test_random_static_networks_beside_one_of_any_batch(network: tuple[Var, list[Expr]]):
+    """Kernels without sizes get the offsets of their arguments, too."""
+    (x, outputs), other = network, var("y", (SizeVar("n"), 16))
+    check([other, x], nn.relu(other), *outputs)
+
+
 def test_concatenations_of_concatenations_take_linear_work():
     """Each is shared, so none is merged into the next; all become views of the last."""
 
