@@ -13,7 +13,7 @@ multiply-add:
               log1p_fraction 1.3   pow 1.2   fmod 0.0   tanh 2.5   sigmoid 2.5   erf 4.0   sinh 1.7   cosh 1.7
               sin 1.5   cos 1.5   tan 3.7   asin 2.5   acos 1.5   atan 2.3   atan2 2.3   asinh 1.7   acosh 1.5
               atanh 1.7   rsqrt 1.5   fast_gelu 16000.0   fast_exp 500.0
-    float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.2   log2 1.2   log10 2.5   log1p 1.5
+    float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.2   log2 1.2   log10 1.2   log1p 1.5
               log1p_fraction 1.5   pow 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   erf 2.0   sinh 2.5   cosh 1.7
               sin 1.5   cos 1.5   tan 3.0   asin 3.0   acos 2.5   atan 2.3   atan2 2.3   asinh 2.0   acosh 2.5
               atanh 2.2   rsqrt 1.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from relayc.backend.vector_math.builder import Builder
@@ -59,6 +59,24 @@ NATURAL64 = Pieces(
 )  # fmt: skip
 """Logarithms above the interval around 1 exceed 1/32 but reduced arguments don't, so that rounding these hardly
 matters."""
+BINARY = {
+    32: Pieces(
+        0.71875,
+        (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
+         0.803688108921051, 0.7301344871520996),
+        tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
+    ),
+    64: Pieces(
+        0.734628,
+        (1.3328837115585126, 1.279585619739314, 1.2303861093946555, 1.1848299154967852, 1.1425267861344488,
+         1.103140308040085, 1.0663788876119067, 1.0319885486129385, 1.0, 0.9407284629298434, 0.888489263515231,
+         0.8417465882430963, 0.7996762914577232, 0.7616111445109346, 0.7270051881536211, 0.6954073914135065),
+        tuple([n / 2.0**40 for n in (-455803553441, -391070650158, -328876155547, -269028474818, -211356909257,
+                             -155708766873, -101946853422, -49947473030, 0, 96921663375, 187547823743,
+                             273274957899, 354605670910, 431968987438, 505734045786, 576220721750)]),
+    ),
+}  # fmt: skip
+"""Tables for logarithms to base 2, by the bits of their type."""
 _FIFTEENTH_INVERSES = (1.0, 0.9375028271460906, 0.8823542140752954, 0.8333342064482471, 0.7894755774912866,
                         0.7500003925524652, 0.7142880791798234, 0.6818207059140232, 0.65217610327122,
                         0.6250010308576748, 0.6000016557052731, 0.5769232612174864, 0.5555573178248273,
@@ -69,6 +87,8 @@ _FIFTEENTH_LOGS = (0.0, 0.06453550551962155, 0.12516170033637852, 0.182320509056
                     0.624154153542136, 0.6592445820782379, 0.6931440950930157)  # fmt: skip
 """Approximate reciprocals of 1 + i/15 in float64, those whose logarithms are hardly rounded, and minus their
 logarithms, for i to 15."""
+_LOGS = {2.0: (1.0, 1.4426950408889634), 10.0: (0.3010299956639812, 0.4342944819032518)}
+"""Base -> logarithms of 2 and e to it."""
 _LARGE = {32: 1e9, 64: 1e17}
 """Above this argument, by the bits of its type, the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
@@ -91,6 +111,12 @@ class Piece:
         """The reduced argument f, with m = (1 + f) / inverse."""
         return b.let(b.fma(self.m, self.inverse, -1.0), "f")
 
+    def fraction_and_rest(self, b: Builder) -> tuple[Var, PrimExpr]:
+        """(f, r), with log(m inverse) = log(1 + f) + r: r is about e (1 - f) for the rounding error e of 1 + f."""
+        product = b.let(self.m * self.inverse, "product")
+        f, e = b.let(product - b.const(1.0), "f"), b.let(b.fma(self.m, self.inverse, -product), "e")
+        return f, b.fma(-e, f, e)
+
 
 def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
     """The interval of a positive normal x if `pieces` is a table (see `natural_pieces`), else the only one."""
@@ -107,28 +133,33 @@ def natural_pieces(b: Builder) -> Pieces | None:
     return _NATURAL if b.has_lookup() else NATURAL64 if b.has_wide_lookup() else None
 
 
-_LogOfReduced = Callable[[Builder, PrimExpr, Var, Piece | None], PrimExpr]
-"""Logarithm of x from n, f, and the interval if there are several."""
+def _binary_pieces(b: Builder) -> Pieces | None:
+    """The table of logarithms to base 2 in float64, if the target looks up in it; that of float32, for powers, is too
+    coarse near 1."""
+    return BINARY[64] if b.has_wide_lookup() else None
 
 
-def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfReduced, pieces: Pieces | None = None) -> PrimExpr:
+_LogOfPiece = Callable[[Builder, Piece], PrimExpr]
+"""Logarithm of the x that an interval was found for."""
+
+
+def _with_special_cases(b: Builder, x: PrimExpr, function: _LogOfPiece, pieces: Pieces | None = None) -> PrimExpr:
     """A logarithm of x, computed by `function`.
 
     Vectors with a zero, denormal, negative, infinite or NaN lane take a separate path, twice as long.
     """
-    at = piece(b, x, pieces)
-    result = b.let(function(b, at.n, at.fraction(b), at), "result")
+    result = b.let(function(b, piece(b, x, pieces)), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
     return b.likely_branch(rank, math.inf, result, rare.close(_log_of_any(rare, x, function)), above=least)
 
 
-def _log_of_any(b: Builder, x: PrimExpr, function: _LogOfReduced) -> PrimExpr:
+def _log_of_any(b: Builder, x: PrimExpr, function: _LogOfPiece) -> PrimExpr:
     mantissa, zero = b.format.mantissa, b.const(0.0)
     tiny = b.let(x < b.const(b.format.smallest), "tiny")
     at = piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), None)
     n = b.let(at.n + Select(tiny, b.const(-mantissa), zero), "n")
-    result = function(b, n, at.fraction(b), None)
+    result = function(b, replace(at, n=n))
     outside = Select(b.is_zero(x), b.const(-math.inf), b.const(math.nan))
     return Select(x > zero, _finite_or_itself(b, x, result), outside)
 
@@ -150,12 +181,12 @@ def _tail(b: Builder, f: Var) -> PrimExpr:
     return s * (half_square + rest) - half_square
 
 
-def _natural(b: Builder, n: PrimExpr, f: Var, at: Piece | None) -> PrimExpr:
+def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
     """n ln(2) + log(1 + f), and the logarithm of the interval if there are several."""
     high, low = b.format.ln2_high, b.format.ln2_low
     square = b.let(f * f, "square")
-    if at is not None and at.log is not None:
-        whole = b.fma(n, high * b.format.unit, at.log)
+    if log is not None:
+        whole = b.fma(n, high * b.format.unit, log)
         return whole + b.fma(b.polynomial(f, _LOG_OF_PIECE[b.of.bits]), square, b.fma(n, low * b.format.unit, f))
     if b.of.bits == 32:
         rest = b.fma(square, -0.5, n * b.const(low))  # independent of the polynomial, so computed in parallel with it
@@ -163,15 +194,27 @@ def _natural(b: Builder, n: PrimExpr, f: Var, at: Piece | None) -> PrimExpr:
     return b.fma(n, high, f + b.fma(n, low, _tail(b, f)))
 
 
-def _in_base(b: Builder, n: PrimExpr, f: Var, _: Piece | None, base: float) -> PrimExpr:
+def _in_base(b: Builder, at: Piece, base: float) -> PrimExpr:
+    if at.log is not None:
+        return _in_base_by_pieces(b, at, at.log, base)
+    f, (of_two, whole) = at.fraction(b), _LOGS[base]
     # 1/ln(base) in two parts, the first with few bits, so that its product with a rounded f is exact.
-    whole = 1 / math.log(base)
     high = _truncated(whole, 8 if b.of.bits == 32 else 20)
     low = whole - high
     tail = b.let(_tail(b, f), "tail")
     fraction = b.fma(f, high, b.fma(tail, high, (f + tail) * b.const(low)))
-    exponent = n if base == 2.0 else n * b.const(math.log(2) / math.log(base))
+    exponent = at.n if base == 2.0 else at.n * b.const(of_two)
     return exponent + fraction
+
+
+def _in_base_by_pieces(b: Builder, at: Piece, log: PrimExpr, base: float) -> PrimExpr:
+    """k log(2) + log(1 + f) + rest to a base; k, the logarithm to base 2 of the interval times 2^n, is exact."""
+    of_two, of_e = _LOGS[base]
+    k, (f, rest) = b.fma(at.n, b.format.unit, log), at.fraction_and_rest(b)
+    coefficients = [of_e * c for c in _LOG_OF_PIECE[b.of.bits]]
+    tail = b.fma(b.let(f * f, "square"), b.polynomial(f, coefficients), rest * b.const(of_e))
+    fraction = b.fma(f, of_e, tail)
+    return k + fraction if base == 2.0 else b.fma(k, of_two, fraction)
 
 
 def _truncated(value: float, bits: int) -> float:
@@ -180,15 +223,15 @@ def _truncated(value: float, bits: int) -> float:
 
 
 def log(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _with_special_cases(b, x, _natural, natural_pieces(b))
+    return _with_special_cases(b, x, lambda b, at: _natural(b, at.n, at.fraction(b), at.log), natural_pieces(b))
 
 
 def log2(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _with_special_cases(b, x, partial(_in_base, base=2.0))
+    return _with_special_cases(b, x, partial(_in_base, base=2.0), _binary_pieces(b))
 
 
 def log10(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _with_special_cases(b, x, partial(_in_base, base=10.0))
+    return _with_special_cases(b, x, partial(_in_base, base=10.0), _binary_pieces(b))
 
 
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -198,7 +241,7 @@ def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
     at = piece(b, u, natural_pieces(b))
     scale = b.let(b.from_bits(b.bits(at.inverse) - at.exponent), "scale")
     f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
-    result = b.let(b.with_sign_of(_natural(b, at.n, f, at), x), "result")
+    result = b.let(b.with_sign_of(_natural(b, at.n, f, at.log), x), "result")
     rare = b.inner()
     return b.likely_branch(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
 

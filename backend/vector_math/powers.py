@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from relayc.backend.vector_math.builder import Builder
 from relayc.backend.vector_math.exponentials import PARTS, exp2, exp_of_sum
-from relayc.backend.vector_math.logarithms import NATURAL64, Pieces, log2, piece
+from relayc.backend.vector_math.logarithms import BINARY, NATURAL64, log2, piece
 from relayc.te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from relayc.te.tir.ops import all as all_of
 
@@ -30,25 +30,7 @@ don't matter."""
 _SHORT_EXPONENT = 4.0
 """Up to this exponent, pow uses single-precision logarithms."""
 _FLAT_EXPONENT = 0.75
-"""Up to this exponent, powers within an interval of `_PIECES` change by a factor below 2^(1/8)."""
-_PIECES = {
-    32: Pieces(
-        0.71875,
-        (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
-         0.803688108921051, 0.7301344871520996),
-        tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
-    ),
-    64: Pieces(
-        0.734628,
-        (1.3328837115585126, 1.279585619739314, 1.2303861093946555, 1.1848299154967852, 1.1425267861344488,
-         1.103140308040085, 1.0663788876119067, 1.0319885486129385, 1.0, 0.9407284629298434, 0.888489263515231,
-         0.8417465882430963, 0.7996762914577232, 0.7616111445109346, 0.7270051881536211, 0.6954073914135065),
-        tuple([n / 2.0**40 for n in (-455803553441, -391070650158, -328876155547, -269028474818, -211356909257,
-                             -155708766873, -101946853422, -49947473030, 0, 96921663375, 187547823743,
-                             273274957899, 354605670910, 431968987438, 505734045786, 576220721750)]),
-    ),
-}  # fmt: skip
-"""The tables of intervals for logarithms to base 2."""
+"""Up to this exponent, powers within an interval of `BINARY` change by a factor below 2^(1/8)."""
 _LOG2_OF_PIECE = {
     32: (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
     64: (1.4426950408889634, -0.721347520444478, 0.4808983469631632, -0.3606737602746485, 0.28853900706147406,
@@ -85,14 +67,6 @@ def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
         return simple(b, x)
     if not b.has.fused:
         return Call(b.of, "pow", (x, y)) if b.of.bits == 64 else _power_in_float64(b, x, y)
-    if b.of.bits == 32:
-        return _power_by_paths(b, x, y)
-    vanishes = b.let(all_of(b.bits(x) == b.word(0), y > b.const(0.0)), "vanishes")
-    base = b.let(Select(vanishes, b.const(1.0), x), "base")
-    return Select(vanishes, b.const(0.0), b.let(_power_by_paths(b, base, y), "result"))
-
-
-def _power_by_paths(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     constant, has_lookup = b.constant_of(y), b.has_lookup() or b.has_wide_lookup()
     if not has_lookup or not (constant is None or abs(constant) <= _SHORT_EXPONENT):
         return _long_power(b, x, y)
@@ -109,7 +83,8 @@ def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, constant: float | None) -
     be known before the power is split at a multiple of an eighth. `constant` is the exponent if it is a constant.
     """
     bits, parts = b.of.bits, PARTS[b.of.bits]
-    at = piece(b, x, _PIECES[bits])
+    base = _base(b, x, y)
+    at = piece(b, base, BINARY[bits])
     assert at.log is not None
     r, k = at.fraction(b), b.let(b.fma(at.n, b.format.unit, at.log), "k")
     flat = bits == 32 and constant is not None and abs(constant) <= _FLAT_EXPONENT
@@ -121,10 +96,22 @@ def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, constant: float | None) -
     f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, y, -n)), "f")
     power = b.let(b.power_of_two_fraction(t, parts), "power")
     result = b.let(b.fma(b.polynomial(f, _EXP2_OF_PART[bits]), f * power, power), "result")
-    rank, reach = b.rank(x, b.format.smallest), _POWER_REACH[bits]
+    rank, reach = b.rank(base, b.format.smallest), _POWER_REACH[bits]
     if constant is None or abs(constant) * (b.format.bias + 1) > reach:
         rank = Max(rank, _raised_rank(b, n, reach))
+    result = _power_of_base(b, x, result)
     return rank if constant is not None else Max(rank, _raised_rank(b, y, _SHORT_EXPONENT)), result
+
+
+def _base(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """x or, where x is 0 in float64, y: it is positive where the power is 0, and takes the rare path where it is not.
+    """
+    return x if b.of.bits == 32 else b.let(Select(b.bits(x) == b.word(0), y, x), "base")
+
+
+def _power_of_base(b: Builder, x: PrimExpr, result: Var) -> Var:
+    """0 where `_base` replaced a zero."""
+    return result if b.of.bits == 32 else b.let(Select(b.bits(x) == b.word(0), b.const(0.0), result), "result")
 
 
 def _raised_rank(b: Builder, x: PrimExpr, reach: float) -> PrimExpr:
@@ -136,8 +123,10 @@ def _raised_rank(b: Builder, x: PrimExpr, reach: float) -> PrimExpr:
 def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """x^y for any x and y: by a logarithm as an unevaluated sum of two floats, or through float64, or by the C
     library."""
-    exponent, result = (_power_by_pieces if b.has_wide_lookup() else _power)(b, x, y)
-    rank = Max(b.rank(x, b.format.smallest), _raised_rank(b, exponent, _LONG_REACH[b.of.bits]))
+    base = _base(b, x, y)
+    exponent, result = (_power_by_pieces if b.has_wide_lookup() else _power)(b, base, y)
+    rank = Max(b.rank(base, b.format.smallest), _raised_rank(b, exponent, _LONG_REACH[b.of.bits]))
+    result = _power_of_base(b, x, result)
     far = b.inner()
     rare = Call(b.of, "pow", (x, y)) if b.of.bits == 64 else far.close(_power_in_float64(far, x, y))
     return b.likely_branch(rank, math.inf, result, rare, above=b.format.smallest)
@@ -187,9 +176,7 @@ def _power_by_pieces(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
     """
     at, unit = piece(b, x, NATURAL64), b.format.unit
     assert at.log is not None
-    product = b.let(at.m * at.inverse, "product")
-    f, e = b.let(product - b.const(1.0), "f"), b.let(b.fma(at.m, at.inverse, -product), "e")
-    rounding = b.fma(-e, f, e)  # log(1 + f + e) - log(1 + f), about e (1 - f)
+    f, rounding = at.fraction_and_rest(b)
     whole = b.let(b.fma(at.n, b.format.ln2_high * unit, at.log), "whole")
     total = b.let(whole + f, "total")
     half = b.let(f * b.const(-0.5), "half")

@@ -212,8 +212,9 @@ def test_logarithms_on_the_fast_path(op):
 
 @pytest.mark.parametrize(
     "op",
-    ["log", "log1p", "log1p_fraction", "erf", "exp_nonpositive", "atan", "asin", "acos", "asinh", "acosh"],
-)
+    ["log", "log2", "log10", "log1p", "log1p_fraction", "erf", "exp_nonpositive", "atan", "asin", "acos", "asinh",
+     "acosh"],
+)  # fmt: skip
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_float64_by_intervals(op, target):
     """Vectors of positive values, close to 1, around the ends of intervals, and of both signs for odd functions."""
