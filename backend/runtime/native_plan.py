@@ -97,7 +97,8 @@ class NativePlan:
         fits = stack is not None and self._frame.elements.get(position) == {(stack.shape[1:], str(stack.dtype))}
         if stack is not None and fits:
             row = nbytes(stack.dtype, math.prod(stack.shape[1:]))
-            self.words[first], self.words[first + 1], self.words[first + 2] = stack.handle, stack.shape[0], row
+            address = stack.handle + stack.byte_offset
+            self.words[first], self.words[first + 1], self.words[first + 2] = address, stack.shape[0], row
         else:
             self.words[first + 1] = 0
 

@@ -18,6 +18,7 @@ from onnx import FunctionProto, GraphProto, NodeProto
 from relayc.frontends.onnx.attributes import Attributes, Bindings, bind
 from relayc.frontends.onnx.containers import ZipMap, constant_of, is_tensor, other_inputs, runtime_value, why_on_host
 from relayc.frontends.onnx.errors import OnnxImportError, fault, unsupported
+from relayc.frontends.onnx.expansion import MAX_EXPANDED, check_expansion, expansion_fault
 from relayc.frontends.onnx.fold import free_expressions, rewrite_free
 from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema_function, string_inputs
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
@@ -46,10 +47,6 @@ __all__ = ["from_onnx"]
 
 MAX_NODES = 2_000_000
 """Most nodes converted in one import; functions and subgraphs count at each use."""
-
-MAX_EXPANDED = 100_000
-"""Most nodes of functions and subgraphs converted in one import, each counted at each use: functions that call others
-twice are exponentially larger than their file."""
 
 MAX_NESTING = 48
 """Greatest nesting depth of function calls and subgraphs."""
@@ -198,6 +195,7 @@ class _Importer:
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
+        check_expansion(self.model)
         scope = _Scope(_Values(), self.model.opsets, {}, where)
         params = {n: [Var(name=n, ty=ty, span=Span(where, n))] for n, ty in types.items() if n not in constants}
         scope.values.update({name: var for name, (var,) in params.items()})
@@ -295,9 +293,8 @@ class _Importer:
         self.expanded += scope.depth > 0
         if self.converted > MAX_NODES:
             raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
-        if self.expanded > MAX_EXPANDED:
-            problem = "the functions and subgraphs of the model, each counted at each use, have too many nodes"
-            raise fault(scope.where, problem, expected=f"at most {MAX_EXPANDED}", remedy="split the model")
+        if self.expanded > MAX_EXPANDED:  # operators that the ONNX standard defines by functions are known only here
+            raise expansion_fault(scope.where)
 
     def _call_converter(
         self,

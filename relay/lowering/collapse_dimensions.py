@@ -31,9 +31,10 @@ _NORMS = (Softmax, LogSoftmax, LayerNorm, RMSNorm, L2Normalize, Standardize, LRN
 class CollapseDimensions(FunctionPass):
     """An equivalent primitive function on the same memory, with as few dimensions as possible.
 
-    For transpositions, a softmax or norm of a static shape, elementwise operators before or after them, and broadcasts
-    of smaller tensors; other functions are returned unchanged: pure elementwise loops are flat already. Bools that are
-    only moved are moved as bytes.
+    For transpositions, a softmax or norm of a static shape, elementwise operators before or after them, broadcasts of
+    smaller tensors, and elementwise operators of a symbolic shape, whose kernel is then that of their number of
+    elements; other functions are returned unchanged: pure elementwise loops are flat already. Bools that are only
+    moved are moved as bytes.
     """
 
     def transform(self, function: Function, context: PassContext) -> Function:
@@ -41,7 +42,8 @@ class CollapseDimensions(FunctionPass):
         if "strides" in function.attrs or not all(map(_is_followed, exprs)):
             return function
         norms = [e for e in exprs if isinstance(e, Call) and isinstance(e.op, _NORMS)]
-        if not any(map(_transposes, exprs)) and not norms and not _repeats(exprs):
+        elementwise = not any(map(_transposes, exprs)) and not norms and not _repeats(exprs)
+        if elementwise and function.body.tensor_type.is_static:
             return function
         if len(norms) > 1 or not all(e.tensor_type.is_static for e in norms):
             return function

@@ -339,15 +339,26 @@ def test_functions_that_call_themselves() -> None:
     rejected(model([call], functions=[body], domains={"local": 1}), "function 'loop'", "circle")
 
 
-def test_functions_that_explode_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relayc.frontends.onnx.importer.MAX_NODES", 10_000)
+def test_functions_that_explode_are_refused_before_they_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = [function("f0", [relu("a", "b")])]
     for i in range(1, 30):
         first = helper.make_node(f"f{i - 1}", ["a"], ["t"], domain="local")
         second = helper.make_node(f"f{i - 1}", ["t"], ["b"], domain="local")
         bodies.append(function(f"f{i}", [first, second]))
     call = helper.make_node("f29", ["x"], ["y"], domain="local")
-    rejected(model([call], functions=bodies, domains={"local": 1}), "more than 10000 nodes")
+    exploding = model([call], functions=bodies, domains={"local": 1})
+    del exploding.graph.node[0]
+    exploding.graph.node.append(relu("x", "y"))
+    from_onnx(exploding)  # nothing calls them
+    exploding.graph.node[0].CopyFrom(call)
+    monkeypatch.setattr("relayc.frontends.onnx.importer._Importer._convert", pytest.fail)
+    rejected(exploding, "function 'f29'", "too many nodes", "at most 100000")
+
+
+def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relayc.frontends.onnx.importer.MAX_NODES", 10)
+    names = ["x", *[f"x{i}" for i in range(11)], "y"]
+    rejected(model(list(map(relu, names[:-1], names[1:]))), "more than 10 nodes")
 
 
 def field(number: int, payload: bytes) -> bytes:

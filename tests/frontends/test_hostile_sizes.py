@@ -244,6 +244,6 @@ def test_sums_of_many_operands_are_right() -> None:
 
 
 def test_more_nodes_of_functions_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relayc.frontends.onnx.importer.MAX_EXPANDED", 1000)
+    monkeypatch.setattr("relayc.frontends.onnx.expansion.MAX_EXPANDED", 1000)
     with pytest.raises(OnnxImportError, match="at most 1000"):
         from_onnx(doubling_functions())

@@ -117,6 +117,21 @@ def test_dynamic_dimensions_collapse() -> None:
         np.testing.assert_array_equal(module.infer({"x": a, "scale": b})[0], a * b)
 
 
+def test_elementwise_operators_of_symbolic_sizes_are_of_their_number_of_elements() -> None:
+    """The position in a tensor of 64 symbolic sizes took 7 s to simplify."""
+    x = relay.var("x", [te.size_var(f"d{axis}") for axis in range(64)])
+    function = relay.Function((x,), relay.nn.relu(x))
+    changed = CollapseDimensions().transform(function, PassContext.current())
+    assert len(changed.params[0].tensor_type.shape) == 1
+    module = graph_executor.GraphModule(relay.build(function, "llvm")["default"](device("cpu", 0)))
+    for sizes in ((2, 1, 3), (1, 0, 2)):
+        data = RNG.random((*sizes, *[1] * 60, 5), np.float32) - np.float32(0.5)
+        np.testing.assert_array_equal(module.infer({"x": data})[0], np.maximum(data, 0))
+    fixed = var("x", 4, 5, 6)
+    flat = relay.Function((fixed,), relay.nn.relu(fixed))
+    assert CollapseDimensions().transform(flat, PassContext.current()) is flat
+
+
 @pytest.mark.parametrize("channels", [3, 64, te.size_var("c")], ids=str)
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2)], ids=["to NHWC", "to NCHW"])
 def test_pixels_of_dynamic_images_are_one_dimension_of_transpositions(channels: te.Dim, axes: tuple[int, ...]) -> None:
