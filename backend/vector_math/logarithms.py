@@ -13,9 +13,12 @@ from relayc.te.tir import Cast, PrimExpr, Select, Var
 # (log(1 + f) - f + f^2/2) / f^3 on [sqrt(1/2) - 1, sqrt(2) - 1]
 _LOG32 = (0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.1666780263185501, 0.14249058067798615,
           -0.12425687164068222, 0.11685419827699661, -0.11479733884334564, 0.06971611827611923)  # fmt: skip
-# (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2, s = f / (2 + f)
+# (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2, s = f / (2 + f), for such f; and for 0 <= f <= 1
 _LOG64 = (0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221113479508, 0.18182889125261723,
           0.15331721600556042, 0.14616449685043406)  # fmt: skip
+_LOG64_OF_FRACTION = (0.6666666666666631, 0.4000000000015622, 0.28571428547950795, 0.2222222396509703,
+                      0.18181744051761273, 0.15386557842687737, 0.13300993897525296, 0.12105975893374807,
+                      0.08340375589700545, 0.17018442538133632)  # fmt: skip
 # (log(1 + x) - x) / x^2 on [0, 1]
 _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.19693760573863983, -0.15350909531116486,
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
@@ -169,15 +172,15 @@ def _finite_or_itself(b: Builder, x: PrimExpr, result: PrimExpr) -> PrimExpr:
     return Select(x < b.const(math.inf), result, x)
 
 
-def _tail(b: Builder, f: Var) -> PrimExpr:
-    """log(1 + f) - f for a reduced f."""
+def _tail(b: Builder, f: PrimExpr, of_fraction: bool = False) -> PrimExpr:
+    """log(1 + f) - f for a reduced f, or for 0 <= f <= 1 in float64."""
     square = b.let(f * f, "square")
     if b.of.bits == 32:
         return square * b.fma(f, b.polynomial(f, _LOG32), -0.5)
     half_square = b.let(square * b.const(0.5), "h")
     s = b.let(f / (f + b.const(2.0)), "s")
     square = b.let(s * s, "square")
-    rest = square * b.polynomial(square, _LOG64)
+    rest = square * b.polynomial(square, _LOG64_OF_FRACTION if of_fraction else _LOG64)
     return s * (half_square + rest) - half_square
 
 
@@ -261,7 +264,7 @@ def log1p_fraction(b: Builder, x: PrimExpr) -> PrimExpr:
     if b.has_wide_lookup():
         return _log1p_by_fifteenths(b, x)
     if b.of.bits == 64:
-        return log1p(b, x)
+        return x + _tail(b, x, of_fraction=True)
     return b.fma(b.let(x * x, "square"), b.polynomial(x, _LOG1P), x)
 
 

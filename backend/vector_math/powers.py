@@ -51,7 +51,15 @@ _EXP2_OF_PART = {
 
 
 def rsqrt(b: Builder, x: PrimExpr) -> PrimExpr:
-    return b.const(1.0) / b.unary("sqrt", x)
+    """1 / sqrt(x): where the processor has an estimate of float64, by two steps of Newton's iteration from that, which
+    take a quarter of the time of two instructions."""
+    if not b.has_wide_lookup():
+        return b.const(1.0) / b.unary("sqrt", x)
+    estimate = root = b.let(b.unary("rsqrt_estimate", x), "estimate")
+    for _ in range(2):
+        error = b.fma(-(x * root), root * b.const(0.5), 0.5)
+        root = b.let(b.fma(root, error, root), "root")
+    return Select(root == root, root, estimate)  # of 0 or infinity, too
 
 
 def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
@@ -132,18 +140,17 @@ def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     return b.likely_branch(rank, math.inf, result, rare, above=b.format.smallest)
 
 
-def _root(b: Builder, x: PrimExpr, of_lowest: float, function: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:
-    """`function` of the root of x, corrected for minus infinity (not NaN) and -0 (not -0)."""
-    root = b.let(b.unary("fabs", b.unary("sqrt", x)), "root")
-    return Select(x == b.const(-math.inf), b.const(of_lowest), function(root))
+def _root(b: Builder, x: PrimExpr, power: PrimExpr, of_lowest: float) -> PrimExpr:
+    """`power`, computed from a root of x, corrected for minus infinity (not NaN) and -0 (as 0)."""
+    return Select(x == b.const(-math.inf), b.const(of_lowest), b.unary("fabs", power))
 
 
 _SIMPLE_POWERS: dict[float | None, Callable[[Builder, PrimExpr], PrimExpr]] = {
     -1.0: lambda b, x: b.const(1.0) / x,
-    -0.5: lambda b, x: _root(b, x, 0.0, lambda root: b.const(1.0) / root),
-    0.5: lambda b, x: _root(b, x, math.inf, lambda root: root),
+    -0.5: lambda b, x: _root(b, x, rsqrt(b, x), 0.0),
+    0.5: lambda b, x: _root(b, x, b.unary("sqrt", x), math.inf),
     1.0: lambda b, x: x,
-    1.5: lambda b, x: _root(b, x, math.inf, lambda root: b.unary("fabs", x) * root),
+    1.5: lambda b, x: _root(b, x, b.unary("fabs", x) * b.unary("sqrt", x), math.inf),
     2.0: lambda b, x: x * x,
     3.0: lambda b, x: x * x * x,
     4.0: lambda b, x: (x * x) * (x * x),

@@ -213,7 +213,7 @@ def test_logarithms_on_the_fast_path(op):
 @pytest.mark.parametrize(
     "op",
     ["log", "log2", "log10", "log1p", "log1p_fraction", "erf", "exp_nonpositive", "atan", "asin", "acos", "asinh",
-     "acosh"],
+     "acosh", "rsqrt"],
 )  # fmt: skip
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_float64_by_intervals(op, target):
