@@ -69,7 +69,7 @@ class _Describer:
 def _tensor(graph: ExecutionGraph, number: int, tensor: Tensor) -> GraphTensor:
     assert tensor.storage is not None
     dtype = tensor.ty.dtype if isinstance(tensor.ty, TensorType) else tensor.ty.tensors.dtype
-    is_part = tensor.begins is not None and not graph.is_compact(number)
+    is_part = tensor.storage[0] == "arena" and tensor.begins is not None and not graph.is_compact(number)
     return GraphTensor(
         tensor.name,
         _shape(tensor.shape, graph.sizes),

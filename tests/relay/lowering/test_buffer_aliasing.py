@@ -40,12 +40,13 @@ def image(channels: int = 16, side: int = 6, batch: int | SizeVar = 1) -> Var:
 
 
 def check(parameters: list[Var], *outputs: Expr, threads: int = 2) -> CompiledModel:
-    """Compile, and compare a run, and one node by node, with the operators' references, for several batches if their
-    size is symbolic."""
+    """Compile, and compare a run of what is loaded again, and one node by node, with the operators' references, for
+    several batches if their size is symbolic."""
     body = outputs[0] if len(outputs) == 1 else relay.Tuple(tuple(outputs))
     module = IRModule({"main": Function(tuple(parameters), body)})
     compiled = relay.build(module, "llvm")
-    executor = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    loaded = CompiledModel.from_bytes(compiled.to_bytes())
+    executor = graph_executor.GraphModule(loaded["default"](device("cpu", 0)), num_threads=threads)
     for batch in (3, 1, 0) if isinstance(parameters[0].shape[0], SizeVar) else (1,):
         shapes = [[d if isinstance(d, int) else batch for d in p.shape] for p in parameters]
         data = [RANDOM.standard_normal(shape).astype("float32") for shape in shapes]
