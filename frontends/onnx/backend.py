@@ -15,6 +15,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, RelaycError, device as open_device, graph_executor
+from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.onnx.containers import declared_container, is_tensor, shape_of
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.importer import from_onnx
@@ -216,7 +217,7 @@ class RelayBackend(Backend):
         name, _, number = device.partition(":")
         kind, target = _KINDS[name.upper()]
         place = open_device(kind, int(number) if number else 0)
-        module = graph_executor.GraphModule(relay.build(mod, target=target)["default"](place))
+        module = graph_executor.GraphModule(cls.build(mod, target)["default"](place))
 
         optional = {var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)}
 
@@ -227,6 +228,11 @@ class RelayBackend(Backend):
             return module.infer(inputs)
 
         return execute
+
+    @classmethod
+    def build(cls, mod: IRModule, target: str) -> CompiledModel:
+        """The compiled model that runs."""
+        return relay.build(mod, target=target)
 
     @classmethod
     def compile_model(cls, mod: IRModule, device: str) -> Executable:

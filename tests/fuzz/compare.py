@@ -12,10 +12,12 @@ from onnx import ModelProto, ValueInfoProto, helper
 from onnx.printer import to_text
 
 import tests.fuzz.generators  # noqa: F401 (the generators register themselves)
+from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.errors import RelaycError
 from relayc.frontends.onnx.backend import RelayBackend
 from relayc.frontends.onnx.verify import departure
 from relayc.te.errors import CompileError
+from relayc.te.ir import IRModule
 from tests.fuzz.builder import Sample, Value, random_graph
 from tests.fuzz.names import reads
 from tests.fuzz.oracle import InvalidModel, evaluate, expected_outputs, unit_noise
@@ -29,6 +31,14 @@ Arrays = Mapping[str, Array]
 TOLERANCES = {"float64": 1e-8, "float32": 2e-3, "float16": 0.1, "bfloat16": 0.2, "uint8": 0.02, "int8": 0.1}
 """A chain of a dozen operators may widen rounding errors; wrong answers are larger. Quantised values that are not
 exact may be a step apart."""
+
+
+class LoadedBackend(RelayBackend):
+    """Runs models as they are loaded from artifacts."""
+
+    @classmethod
+    def build(cls, mod: IRModule, target: str) -> CompiledModel:
+        return CompiledModel.from_bytes(super().build(mod, target).to_bytes())
 
 
 class Finding(Exception):
@@ -53,7 +63,7 @@ def check(sample: Sample, device: str = "CPU") -> None:
                 raise
             continue  # dimensions that are too small for an operator of the graph
         try:
-            model = RelayBackend.prepare(sample.model, device) if model is None else model
+            model = LoadedBackend.prepare(sample.model, device) if model is None else model
             results = model.run(dict(inputs))
         except (CompileError, RelaycError) as error:
             if i > 0 and _is_degenerate(sample, i):

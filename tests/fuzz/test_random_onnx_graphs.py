@@ -76,7 +76,7 @@ def test_a_fault_at_one_size_only_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     faulty = SimpleNamespace(
         prepare=lambda model, device: _WrongAtOneSize(RelayBackend.prepare(model, device), _size_of(sample.runs[2]))
     )
-    monkeypatch.setattr("tests.fuzz.compare.RelayBackend", faulty)
+    monkeypatch.setattr("tests.fuzz.compare.LoadedBackend", faulty)
     with pytest.raises(Finding, match="inputs 2"):
         check(sample)
 

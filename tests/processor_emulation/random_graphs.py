@@ -14,16 +14,15 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from relayc import relay
-from relayc.backend.runtime import RelaycError, device as open_device, graph_executor
-from relayc.frontends.onnx.backend import Executable, RelayBackend
+from relayc.backend.runtime import RelaycError
+from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.onnx.backend import RelayBackend
 from relayc.frontends.onnx.verify import departure
-from relayc.relay.container_type import OptionalType
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule, PassContext
 from tests.fuzz import compare
@@ -53,24 +52,14 @@ _ALLOWED = {"float32": 0.05, "float16": 0.1, "bfloat16": 0.2}
 """Of the largest magnitude: an operand that is rounded the other way moves a product by 2^-8 of its own."""
 
 
-def _backend(target: str, precision: str) -> type[RelayBackend]:
+def _backend(processor: str, precision: str) -> type[RelayBackend]:
     class Compiled(RelayBackend):
-        """Compiles for the target, in the precision."""
+        """Compiles for the target `processor`, in the precision."""
 
         @classmethod
-        def compile_module(cls, mod: IRModule, device: str) -> Executable:
+        def build(cls, mod: IRModule, target: str) -> CompiledModel:
             with PassContext(config={"relay.ToMixedPrecision.dtype": precision}):
-                built = relay.build(mod, target=target)
-            module = graph_executor.GraphModule(built["default"](open_device("cpu", 0)))
-            optional = {var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)}
-
-            def execute(arrays: Any) -> list[Any]:
-                inputs: dict[str, Any] = {name: arrays[name] for name in mod.attrs["input_names"]}
-                for name in optional & inputs.keys():
-                    inputs[name] = [] if inputs[name] is None else [inputs[name]]
-                return module.infer(inputs)
-
-            return execute
+                return relay.build(mod, target=processor)
 
     return Compiled
 
@@ -84,7 +73,7 @@ def check_graph(seed: int, target: str, precision: str) -> None:
         if precision:
             _compare_with_host(sample, backend, precision)
         else:
-            with mock.patch.object(compare, "RelayBackend", backend):
+            with mock.patch.object(compare, "LoadedBackend", backend):
                 compare.check(sample)
 
 
