@@ -180,8 +180,8 @@ def _tail(b: Builder, f: PrimExpr, of_fraction: bool = False) -> PrimExpr:
     half_square = b.let(square * b.const(0.5), "h")
     s = b.let(f / (f + b.const(2.0)), "s")
     square = b.let(s * s, "square")
-    rest = square * b.polynomial(square, _LOG64_OF_FRACTION if of_fraction else _LOG64)
-    return s * (half_square + rest) - half_square
+    series = b.polynomial(square, _LOG64_OF_FRACTION if of_fraction else _LOG64)
+    return b.fma(s, b.fma(square, series, half_square), -half_square)
 
 
 def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:

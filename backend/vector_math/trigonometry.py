@@ -109,8 +109,8 @@ def _sine_cosine(b: Builder, r: Var) -> tuple[Var, Var]:
     """The sine and the cosine of a reduced r."""
     square = b.let(r * r, "square")
     sine = b.let(b.fma(r * square, b.polynomial(square, _SIN[b.of.bits]), r), "sine")
-    tail = b.fma(square * square, b.polynomial(square, _COS[b.of.bits]), square * b.const(-0.5))
-    return sine, b.let(tail + b.const(1.0), "cosine")
+    tail = b.fma(square, b.polynomial(square, _COS[b.of.bits]), -0.5)
+    return sine, b.let(b.fma(square, tail, 1.0), "cosine")
 
 
 def sin(b: Builder, x: PrimExpr) -> PrimExpr:
