@@ -29,6 +29,10 @@ _ATAN_OF_PIECE = (-0.33333333333316634, 0.19999999975806126, -0.1428570290188609
                   -0.08872105565917601)  # fmt: skip
 _ASIN_OF_PIECE = (0.16666666666666774, 0.0749999999968066, 0.04464286021882518, 0.030380652214245147,
                   0.0226182720751834)  # fmt: skip
+# (atan(x) / x - 1) / x^2 in x^2 to tan(pi/8)
+_ATAN_OF_EIGHTH = (-0.333333333333332, 0.1999999999995377, -0.14285714280211828, 0.11111110784102961,
+                   -0.09090897773192917, 0.07692060440184413, -0.06663106065530557, 0.05847900102224917,
+                   -0.05039336289502541, 0.03806494177243558, -0.017907179819558725)  # fmt: skip
 _TANGENTS = (2.414213568955847, 3.434057836045184, 4.807987251401025, 6.860057114175755,
              9.604121968698905, 2.0**100, 0.0, 0.10934861936618684, 0.15610118724222527,
              0.21854631352898354, 0.3113914956583984, 0.43606951311975467, 0.6180339904311319,
@@ -192,7 +196,7 @@ def _arc_by_pieces(b: Builder, sine: Var) -> tuple[PrimExpr, PrimExpr]:
 
 def atan(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
-    if b.has_wide_lookup():
+    if b.of.bits == 64:
         return b.with_sign_of(_angle_by_pieces(b, b.let(Min(size, b.const(_STEEPEST)), "size")), x)
     steep = b.let(size > b.const(1.0), "steep")
     t = b.let(Select(steep, b.const(1.0) / size, size), "t")
@@ -201,12 +205,23 @@ def atan(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def _angle_by_pieces(b: Builder, tangent: Var) -> PrimExpr:
-    """atan(tangent) up to `_STEEPEST`, by the tangent of its difference from an angle of `_ANGLES`."""
-    bits = b.bits(b.clamp(tangent, _FIRST_TANGENT, _LAST_TANGENT))
-    index = b.let(Call(b.words, "shift_right", (bits, b.word(b.format.mantissa - 1))), "index")
-    middle = b.let(b.lookup_float(index, _TANGENTS), "middle")
+    """atan(tangent) up to `_STEEPEST`, by the tangent of its difference from an angle: one of `_ANGLES`, or 0, pi/4 or
+    pi/2 without a table."""
+    if b.has_wide_lookup():
+        bits = b.bits(b.clamp(tangent, _FIRST_TANGENT, _LAST_TANGENT))
+        index = b.let(Call(b.words, "shift_right", (bits, b.word(b.format.mantissa - 1))), "index")
+        middle, angle, series = b.lookup_float(index, _TANGENTS), b.lookup_float(index, _ANGLES), _ATAN_OF_PIECE
+    else:
+        eighth = math.tan(math.pi / 8)
+        flat, steep = b.let(tangent < b.const(eighth), "flat"), b.let(tangent > b.const(1 / eighth), "steep")
+        middle, angle = [
+            Select(steep, b.const(of_steep), Select(flat, b.const(0.0), b.const(of_middle)))
+            for of_middle, of_steep in ((1.0, 2.0**100), (math.pi / 4, math.pi / 2))
+        ]
+        series = _ATAN_OF_EIGHTH
+    middle = b.let(middle, "middle")
     t = b.let((tangent - middle) / b.fma(tangent, middle, 1.0), "t")
-    return b.lookup_float(index, _ANGLES) + b.odd(t, _ATAN_OF_PIECE)
+    return angle + b.odd(t, series)
 
 
 def atan2(b: Builder, y: PrimExpr, x: PrimExpr) -> PrimExpr:

@@ -227,7 +227,7 @@ def test_float64_by_intervals(op, target):
     ends = np.concatenate([
         0.734628 + n[:9] / 32, 1.031756 + n[:8] / 16, (n + 0.5) * 0.3827742375433445, (n + 0.5) / 15,
         np.arange(1, 128, 2) * math.log(2) / 32, 2.0 ** np.arange(-4, 5), 1.5 * 2.0 ** np.arange(-4, 5),
-        np.sin(np.arcsin((n[:14] - 6.5) / 7 / math.sqrt(2)) + math.pi / 4),
+        np.sin(np.arcsin((n[:14] - 6.5) / 7 / math.sqrt(2)) + math.pi / 4), [math.sqrt(2) - 1, math.sqrt(2) + 1],
     ])  # fmt: skip
     near = (ends[:, None] * (1 + np.arange(-64, 64) * 2.0**-50)).ravel()
     x = np.concatenate([1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(1e-3, 8, COUNT), near[near > 0]])
