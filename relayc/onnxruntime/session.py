@@ -119,6 +119,7 @@ class InferenceSession:
                 if (device_name, name) != (CUDA, "device_id"):
                     note_ignored(f"the provider option {name}")
         self._device = _device_of(self._providers)
+        self._began = time.time_ns()
         with self._reported:
             model = self._made()
             executor = self._executor(model)
@@ -153,7 +154,15 @@ class InferenceSession:
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""
+        self._check_files()
         return self._executor(self._made(shapes))
+
+    def _check_files(self) -> None:
+        """Raise `Fail` if files that the model was compiled from again may be others than the session began with."""
+        for path in () if self._model_path is None else _files_of(Path(self._model_path)):
+            if path.exists() and path.stat().st_ctime_ns > self._began:
+                raise Fail(f"{path} was changed after the session had read it, and the model has to be compiled again "
+                           "for other inputs; make another session")  # fmt: skip
 
     def _may_have_versions(self, model: CompiledModel) -> bool:
         """Can another process compile the model for certain sizes, and is there memory for that?"""
@@ -172,7 +181,9 @@ class InferenceSession:
         if hasattr(source, "SerializeToString"):
             arguments["model"] = source.SerializeToString(deterministic=True)
         compile_version_elsewhere(arguments)
-        return ExecutorPool(self._executor(relayc.compile_onnx(**arguments, before=_not_in_the_cache)))
+        model = relayc.compile_onnx(**arguments, before=_not_in_the_cache)
+        self._check_files()
+        return ExecutorPool(self._executor(model))
 
     def _forget_sizes(self) -> None:
         self._in_place = self._executors.only()
@@ -622,6 +633,14 @@ class _Reported:
             reported = _reported_as(error, self._path)
             if reported is not error:
                 raise reported from error
+
+
+def _files_of(model: Path) -> Generator[Path]:
+    """The file of a model, then, if there is one, where its external data may be."""
+    yield model
+    if model.exists():
+        locations = import_module("relayc.frontends.onnx.compiling").external_locations(model)
+        yield from [path.parent / place for path in (model, Path(os.path.realpath(model))) for place in locations]
 
 
 def _reported_as(error: Exception, path: str | None) -> Exception:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 
 import relayc.onnxruntime as ort
 from relayc import compile_onnx
@@ -96,6 +96,34 @@ def test_a_version_that_fails_leaves_the_model_as_it_is(tmp_path: Path, caplog: 
     wait(sizes)
     assert "have no version of their own: the compilation ended with status 1: " in caplog.text
     assert isinstance(session._in_place, ExecutorPool)
+    check(session, X)
+
+
+@pytest.mark.parametrize("changed", ["dense.onnx", "weights"])
+def test_a_model_that_was_replaced_gets_no_version(changed: str, tmp_path: Path) -> None:
+    model, path = dense(), tmp_path / "dense.onnx"
+    save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    session = ort.InferenceSession(path, options())
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(2 * WEIGHT, "w"))
+    if changed == "weights":
+        (tmp_path / "weights").write_bytes((2 * WEIGHT).tobytes())
+    else:
+        save(model, path)
+    sizes = watched(session)
+    check(session, X)
+    wait(sizes)
+    assert isinstance(session._in_place, ExecutorPool)
+    check(session, X)
+
+
+def test_a_session_of_a_model_that_was_replaced_does_not_compile_another_one(tmp_path: Path) -> None:
+    model = dense()
+    model.graph.input.append(helper.make_tensor_value_info("w", FLOAT, [4, 3]))  # an initializer with another value
+    save(model, path := tmp_path / "dense.onnx")
+    session = ort.InferenceSession(path)
+    save(dense(), path)
+    with pytest.raises(ort.Fail, match=r"changed after the session had read it, and .* make another session"):
+        session.run(None, {"x": X, "w": WEIGHT})
     check(session, X)
 
 
