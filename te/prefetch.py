@@ -9,6 +9,7 @@ from relayc.te.operation import ComputeOp
 from relayc.te.poly import Poly, number
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import ops
+from relayc.te.tir.buffer import buffer_strides
 from relayc.te.tir.expr import BufferLoad, IterVar, PrimExpr, ProducerLoad, Var
 from relayc.te.tir.ops import convert, seq
 from relayc.te.tir.stmt import Evaluate, For, ForKind, Stmt
@@ -99,9 +100,29 @@ def _in_order(
     shape = [*tensor.shape[: len(places) - 1], ops.product(tensor.shape[len(places) - 1 :])]
     *outer, last = [nest.math.minimum(i, nest.math.dim(d) - 1) for i, d in zip(places, shape, strict=True)]
     last = places[-1] if wanted.past_end else last
-    behind = [number(0)] * (len(tensor.shape) - len(places))
-    lines = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(wanted.lines)]
-    return seq(*[_touch(nest, tensor, [*outer, *behind, line], wanted.written, wanted.level) for line in lines])
+    within = _unravelled(nest, tensor, len(outer), last)
+    lines = [within[-1] + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(wanted.lines)]
+    places = [[*outer, *within[:-1], line] for line in lines]
+    return seq(*[_touch(nest, tensor, place, wanted.written, wanted.level) for place in places])
+
+
+def _unravelled(nest: StageNest, tensor: Tensor, first: int, index: Poly) -> list[Poly]:
+    """The place of an element by one index into the dimensions from `first` on.
+
+    Dimensions that have no gaps in between in memory keep one index, into the innermost of them and past its end:
+    nothing is divided by their sizes.
+    """
+    math, innermost = nest.math, len(tensor.shape) - 1
+    sizes = [math.dim(d) for d in tensor.shape]
+    strides = [math.dim(d) for d in buffer_strides(nest.nests.buffers[tensor])]
+    places, size = [number(0)] * len(sizes), number(1)
+    for i in range(innermost, first, -1):
+        size = size * sizes[i]
+        if (strides[i - 1] - strides[i] * sizes[i]).const != 0:
+            places[innermost], index = math.floormod(index, size), math.floordiv(index, size)
+            innermost, size = i - 1, number(1)
+    places[innermost] = index
+    return places[first:]
 
 
 def _inlined(nest: StageNest, index: PrimExpr) -> PrimExpr:

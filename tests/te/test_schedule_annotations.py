@@ -9,7 +9,7 @@ import pytest
 
 from relayc import te
 from relayc.te.errors import ScheduleError
-from relayc.te.tir import ir_builder
+from relayc.te.tir import decl_buffer, ir_builder
 from relayc.te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(5)
@@ -156,6 +156,23 @@ def test_a_prefetched_line_may_lie_past_the_end_of_its_dimension():
     s = te.create_schedule(b)
     s[b].prefetch(a, b.op.axis[1], te.Prefetch(order=lambda i, j: (i + 1, j * 2), past_end=True))
     assert "a[min(i + 1, 7), j * 2]" in str(te.lower(s, [a, b], simple_mode=True))
+
+
+@pytest.mark.parametrize(
+    ("strides", "place"),
+    [(None, "0, 0, i * 320 + j * 64"), ((640, 128, 1), "0, i * 5 + j, 0"), ((512, 64, 1), "i, 0, j * 64")],
+)
+def test_one_index_into_all_dimensions_finds_lines_of_rows_with_gaps(strides, place: str):
+    """Rows that lie in a wider tensor are further apart in memory than in the tensor's order."""
+    n = te.size_var("n")
+    a = te.placeholder((n, 5, 64), name="a")
+    b = te.compute((n, 5, 64), lambda i, j, k: a[i, j, k] * 2.0, name="b")
+    s = te.create_schedule(b)
+    wanted = te.Prefetch(order=lambda i, j, k: ((i * 5 + j) * 64 + k,), written=True, past_end=True)
+    s[b].prefetch(b, b.op.axis[1], wanted)
+    buffer = decl_buffer((n, 5, 64), "float32", "b", strides=strides)
+    text = str(te.lower(s, [a, b], binds={b: buffer}, simple_mode=True))
+    assert f"prefetch(address_of(b[{place}]), 3, 1)" in text
 
 
 @pytest.mark.parametrize(("factor", "place"), [(16, "min(i * 64 + j.outer * 144, 511)"), (64, "i * 64")])
