@@ -257,8 +257,8 @@ def test_tiles_for_any_batch_suit_one_image_and_several():
     assert best_tile(SERVER, (49, 392), 960, 160).rows <= 10
 
 
-@pytest.mark.parametrize(("side", "prefetched"), [(112, True), (14, False)])
-def test_results_of_any_batch_are_prefetched_if_one_image_exceeds_the_caches(side: int, prefetched: bool):
+@pytest.mark.parametrize(("side", "prefetched"), [(112, True), (14, True), (7, False)])
+def test_results_of_any_batch_are_prefetched_if_several_images_exceed_the_caches(side: int, prefetched: bool):
     data = te.placeholder((te.size_var("n"), side, side, 16), name="data")
     weight = te.placeholder((3, 1, 1, 16, 32), name="weight")
     out = conv_packed(data, weight, 96, (1, 1), (0, 0, 0, 0), (1, 1))

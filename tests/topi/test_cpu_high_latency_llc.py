@@ -25,12 +25,28 @@ def residual_product(rows: int, columns: int, depth: int, *, added: bool = True)
     return relay.Function((x, residual), product + residual) if added else relay.Function((x,), product)
 
 
+def pixels_of_any_batch(inputs: int, outputs: int, side: int) -> relay.Function:
+    """A 1 x 1 convolution of images (n, side, side, inputs)."""
+    x = relay.var("x", (size_var("n"), side, side, inputs))
+    weight = np.random.default_rng(0).standard_normal((1, 1, inputs, outputs), dtype=np.float32)
+    convolution = relay.nn.conv2d(x, relay.const(weight), data_layout="NHWC", kernel_layout="HWIO")
+    return relay.Function((x,), convolution)
+
+
 def loops_of(function: relay.Function, caches: str) -> str:
     """The loops of the product's kernel."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids {caches}")
     optimized = relay.optimize(IRModule({"main": function}), target)
     kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
-    return next(text for text in kernels if "dense" in text)
+    return next(text for text in kernels if "dense" in text or "conv2d" in text)
+
+
+def tiles_of(function: relay.Function) -> str:
+    """The plan of the function's only product."""
+    with PassContext(config={"relay.explain": True}):
+        model = relay.build(function, f"llvm -mcpu=sapphirerapids {SLOW_LLC}")
+    (tiles,) = [d for found in model.build_report.decisions.values() for d in found if d.subject == "tiles"]
+    return str(tiles)
 
 
 @pytest.mark.parametrize(("caches", "columns", "depth", "interleaved"),
@@ -46,13 +62,20 @@ def test_all_panels_pass_over_a_tile_of_rows_where_weights_are_resident(
 @pytest.mark.parametrize(("outputs", "side", "at_once"), [(64, 55, 1), (64, 7, 0)])
 def test_all_panels_pass_over_a_tile_of_rows_where_several_images_are_likely(outputs: int, side: int, at_once: int):
     """One image stays in L2, eight of 55 x 55 don't; the weights always do."""
-    x = relay.var("x", (size_var("n"), side, side, 16))
-    weight = relay.const(np.random.default_rng(0).standard_normal((1, 1, 16, outputs), dtype=np.float32))
-    convolution = relay.nn.conv2d(x, weight, data_layout="NHWC", kernel_layout="HWIO")
-    with PassContext(config={"relay.explain": True}):
-        model = relay.build(relay.Function((x,), convolution), f"llvm -mcpu=sapphirerapids {SLOW_LLC}")
-    (tiles,) = [d for found in model.build_report.decisions.values() for d in found if d.subject == "tiles"]
-    assert f"tiles_per_step {at_once}," in str(tiles)
+    assert f"tiles_per_step {at_once}," in tiles_of(pixels_of_any_batch(16, outputs, side))
+
+
+@pytest.mark.parametrize(("outputs", "side", "prefetched"), [(128, 27, True), (16, 7, False)])
+def test_results_are_prefetched_where_several_images_are_likely_not_to_be_in_the_caches(
+    outputs: int, side: int, prefetched: bool
+):
+    assert (", 3, 1)" in loops_of(pixels_of_any_batch(32, outputs, side), SLOW_LLC)) == prefetched
+
+
+@pytest.mark.parametrize("outputs", [1024, 1000])
+def test_panels_pass_over_blocks_of_any_number_of_rows_also_if_the_last_is_masked(outputs: int):
+    """Weights of 2 MB are read anew for each block of rows that stays in the L2 cache, not all rows for each panel."""
+    assert "tiles_of_a_block 39," in tiles_of(pixels_of_any_batch(512, outputs, 13))
 
 
 @pytest.mark.parametrize(

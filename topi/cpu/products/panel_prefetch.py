@@ -306,8 +306,9 @@ def stream_results(
 
     Some lines every few steps: a tile's rows are too many streams for the hardware prefetcher, and all of them together
     exceed the line-fill buffers: neither loads of the next tile nor stores could go on. The reduction's innermost loop
-    may be split already. A dynamic number of rows counts as many, one of images of a static size as one of them; images
-    of dynamic sizes are mostly small enough for the caches, where prefetches cost up to a tenth.
+    may be split already. A dynamic number of rows counts as many, one of images of a static size as the most that are
+    likely: fewer lose nothing. Images of dynamic sizes are mostly small enough for the caches, where prefetches cost up
+    to a tenth.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
@@ -315,7 +316,7 @@ def stream_results(
     along = [extent_of(axis) for axis in axes]
     *rows, columns = out.shape
     likely = likely_rows(rows, constant_size(rows))
-    large = [t for t in (*residuals, out) if likely[0] * constant_size([columns]) * t.dtype.nbytes > size]
+    large = [t for t in (*residuals, out) if likely[-1] * constant_size([columns]) * t.dtype.nbytes > size]
     known = (*along, columns) if anchor.tag == "dense_packed" or len(likely) > 1 else (*along, *out.shape)
     if not large or not all(isinstance(d, int) for d in known) or _is_crowded(along, target):
         return

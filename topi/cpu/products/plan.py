@@ -181,7 +181,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     block = 0 if at_once else _tiles_beside_panels(p, height) if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
-        masked_last=p.left_bytes is None and "avx512f" in p.target.features,
+        masked_last=p.masks_last,
         streams_few_rows=p.streams_weights and has_high_latency_llc(p.target), tiles_of_a_block=block,
     )
 
@@ -284,9 +284,14 @@ class _Product:
         return self.has_whole_panels or self.narrow_last
 
     @property
+    def masks_last(self) -> bool:
+        """Whether stores of a partial last panel are masked. Panels that come first are one loop with the rows then."""
+        return self.left_bytes is None and "avx512f" in self.target.features
+
+    @property
     def has_dynamic_blocks(self) -> bool:
-        """Whether all panels may pass over a block of a dynamic number of rows before the next one."""
-        return self.left_bytes is None and self.in_one_loop and self.columns > self.panel and self.groups == 1
+        """Whether several panels pass over a dynamic number of rows."""
+        return self.left_bytes is None and self.columns > self.panel and self.groups == 1
 
     @cached_property
     def left_bytes(self) -> int | None:
@@ -332,7 +337,7 @@ def _tiles_beside_weights(p: _Product, height: int) -> int:
     """
     room = int(_BESIDE_WEIGHTS * p.target.cache_bytes.l2) - p.weight_bytes
     tiles = room // max(height * p.input_bytes, 1)
-    return tiles if p.has_dynamic_blocks and tiles >= _FEWEST_TILES else 0
+    return tiles if p.has_dynamic_blocks and p.in_one_loop and tiles >= _FEWEST_TILES else 0
 
 
 def _tiles_beside_panels(p: _Product, height: int) -> int:
@@ -341,7 +346,7 @@ def _tiles_beside_panels(p: _Product, height: int) -> int:
     All, too, where a block would have too few rows to pay for reading the panels.
     """
     tiles = p.target.cache_bytes.l2 // 2 // max(height * p.input_bytes, 1)
-    blocks = p.has_dynamic_blocks and p.streams_weights and not p.exceeds_caches
+    blocks = p.has_dynamic_blocks and (p.in_one_loop or p.masks_last) and p.streams_weights and not p.exceeds_caches
     return tiles if blocks and tiles * height >= _ROWS_OF_A_K_BLOCK else 0
 
 
