@@ -179,6 +179,26 @@ def test_blocks_of_dynamic_images_have_one_version():
     assert not kernel.workspaces
 
 
+def test_blocks_of_images_of_a_known_size_are_whole():
+    """25 of 49 tiles: any batch but an empty one has a whole block, and the last one begins earlier."""
+    rng = np.random.default_rng(0)
+    x, weight = var("x", (te.size_var("n"), 32, 27, 27)), rng.standard_normal((128, 32, 3, 3), np.float32) / 32
+    y = op.concatenate([nn.conv2d(x, const(weight), padding=1)] * 2, 1)  # which stores channels last first
+    module = IRModule({"main": Function((x,), y)})
+    (text,) = [
+        str(lower(node.workload, AVX512).function)
+        for node in make_graph(relay.optimize(module, AVX512)["main"]).nodes
+        if "nn.conv2d_nhwc_winograd" in node.workload.operators
+    ]
+    assert "in range(25)" in text and "in range(min(" not in text
+    executor = graph_executor.GraphModule(relay.build(module)["default"](device("cpu", 0)))
+    for images in (0, 1, 2, 3, 5):
+        data = rng.standard_normal((images, 32, 27, 27), np.float32)
+        (result,) = executor.infer({"x": data})
+        exact = exact_convolution(data, weight, (1, 1), (1,) * 4, (1, 1), 1)
+        np.testing.assert_allclose(result, np.concatenate([exact] * 2, 1), atol=1e-4)
+
+
 @pytest.mark.parametrize(("shape", "padding", "dilation"), [((1, 64, 28, 28), 2, 2), ((2, 64, 23, 17), 3, 4)])
 def test_dilated_convolutions_run_on_subsampled_images(shape: tuple[int, ...], padding: int, dilation: int):
     operators, result, exact = convolve("f4", shape, 64, padding=padding, dilation=dilation)

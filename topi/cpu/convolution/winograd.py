@@ -41,20 +41,18 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where the number of tiles is dynamic, a block may have fewer of them. Where all products read one transformed input,
-    a second version goes tile by tile instead, for images with fewer tiles than a block has; blocks of transposed
-    results are lines of an image of known sides. Where only the number of images is dynamic, versions are planned for
-    two and for several, too.
+    Where an image has a dynamic number of tiles, a block may have fewer of them. Where all products read one
+    transformed input, or results are transposed, a second version goes tile by tile instead, for images with fewer
+    tiles than a block has. Where only the number of images is dynamic, versions are planned for two and for several,
+    too.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
-    *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
-    s = _arranged(outs, anchor, target, plan)
-    known = height and width if order.is_transposed else not plan.weights_once or all((*images, height, width))
-    if plan.block > 1 and not known:
+    s, sides_known = _arranged(outs, anchor, target, plan), _sides_are_known(order)
+    if plan.block > 1 and (plan.weights_once or order.is_transposed) and not sides_known:
         s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     batch = order.result.shape[0]
-    if isinstance(batch, int) or not (height and width):
+    if isinstance(batch, int) or not sides_known:
         return s
     for images, used in ((2, EQ(batch, te.const(2))), (_SEVERAL_IMAGES, batch >= _SEVERAL_IMAGES)):
         for_several = _plan(target, anchor, order, images)
@@ -76,7 +74,7 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
     tiles, order = spectrum.shape[2], StoreOrder.of(out)
-    is_partial = not (isinstance(tiles, int) or plan.weights_once or order.is_transposed)
+    is_partial = not (_sides_are_known(order) or plan.weights_once or order.is_transposed)
     inline_injective(s, outs, keep=[anchor, *order.kept])
     lanes = vector_lanes(target)
     dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
@@ -111,6 +109,12 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
         s[spectrum].compute_at(s[out], t_outer)
     parallel(s, out, s[out].leaf_iter_vars[0], work, lanes)
     return s
+
+
+def _sides_are_known(order: StoreOrder) -> bool:
+    """Whether only the number of images may be dynamic: then any but none have a whole block, and the last begins
+    earlier."""
+    return all(isinstance(d, int) for d in order.result.shape[1:-1])
 
 
 def _shape(anchor: te.Operation, order: StoreOrder, likely_images: int) -> WinogradShape:
