@@ -18,6 +18,9 @@ __all__ = ["Decoder", "doubled"]
 
 Array = npt.NDArray[Any]
 
+_AXES_OF_POSITIONS = 3
+"""Time, height and width in models of texts, images and videos (Qwen2-VL): for a text they are the same."""
+
 
 class Decoder:
     """A decoder and the state of a batch: its caches, or all its tokens for a model without caches.
@@ -38,7 +41,10 @@ class Decoder:
         ids = ports.inputs["input_ids"]
         _check_sizes(ids, self._keeps)
         self.takes_batches = not isinstance(ids.shape[0], int)
-        self.takes_padding = takes_padding and self.takes_batches and "attention_mask" in ports.inputs
+        self.has_states = ports.has_states
+        """are the first positions alone not to be had again, once there are more?"""
+        masks = "attention_mask" in ports.inputs and not self.has_states  # a mask does not keep padding out of a state
+        self.takes_padding = takes_padding and self.takes_batches and masks
         """may rows of a batch have prompts of different lengths, padded on the left?"""
         self.takes_many = self._keeps and prefill is None and not isinstance(ids.shape[1], int)
         """may a step have several tokens when there are some already?"""
@@ -93,14 +99,15 @@ class Decoder:
         self.truncate(0)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions."""
+        """Keep the first `length` positions: of a decoder with states, all of them or none."""
+        assert not self.has_states or length in (0, self._length), "a state can't be cut"
         if self._executor.has_caches:
             self._executor.truncate_caches(length)
         if not length:
             self._caches.clear()
         elif length != self._length:
             for pair in self._ports.caches:
-                if not pair.is_cross:
+                if not pair.is_cross and pair.axis is not None:
                     kept = (*[slice(None)] * pair.axis, slice(0, length))
                     self._set_cache(pair.input.name, self._caches[pair.input.name].numpy()[kept])
         self._tokens, self._length = self._tokens[:, :length], length
@@ -180,7 +187,10 @@ class Decoder:
         feed: dict[str, Array] = {}
         for role, port in ports.inputs.items():
             if role in by_role:
-                value = np.asarray(by_role[role], to_numpy(port.dtype), order="C")
+                value = by_role[role]
+                if role == "position_ids" and len(port.shape) == 3:
+                    value = np.broadcast_to(value, (_AXES_OF_POSITIONS, *value.shape))
+                value = np.asarray(value, to_numpy(port.dtype), order="C")
                 feed[port.name] = value if value.ndim else np.full((1,) * len(port.shape), value)
         return feed
 

@@ -353,7 +353,8 @@ class Generator:
         mask[:, :padded] = seen.mask[:, :length]
         differs = (seen.tokens[:, :length] != new[:, :length]) | (mask != batch.mask[:, :length])
         columns = np.flatnonzero(differs.any(axis=0))
-        return int(columns[0]) if len(columns) else length
+        shared = int(columns[0]) if len(columns) else length
+        return 0 if self._decoder.has_states and shared < self._decoder.length else shared
 
     def _tokens(
         self,

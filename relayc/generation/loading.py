@@ -121,7 +121,7 @@ class ModelFolder:
                 raise GenerationError(f"{file}: {name!r:.80} in the place of a name of an input or output")
         roles = {**inputs, "logits": outputs.get("logits", "logits")} if inputs else {}
         self.names = {role: name for role, name in roles.items() if "%d" not in name and role in _GENAI_ROLES}
-        for kind in ("key", "value"):
+        for kind in ("key", "value", "conv", "recurrent"):
             past, present = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
             if past and present:
                 count = decoder.get("num_hidden_layers", 0)

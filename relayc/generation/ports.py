@@ -32,7 +32,11 @@ _OUTPUT_ROLES = {
 }
 """What an output is for, and its names."""
 
-_KINDS = {"key": 0, "keys": 0, "k": 0, "value": 1, "values": 1, "v": 1}
+_KINDS = {
+    "key": 0, "keys": 0, "k": 0, "value": 1, "values": 1, "v": 1, "conv": 2, "recurrent": 3, "ssm": 3,
+}  # fmt: skip
+_STATES = {2, 3}
+"""Kinds that are states: what a causal convolution or a recurrence keeps of all positions, in one size."""
 _CROSS = {"cross", "encoder"}
 
 
@@ -52,12 +56,13 @@ class Port:
 class CachePort:
     """A cache that is passed from run to run: its input, and the output that is the next run's input.
 
-    `axis` is that of positions. A cross-attention cache holds those of the encoder, which do not grow.
+    `axis` is that of positions, None for a state: what a causal convolution or a recurrence keeps of all positions, of
+    which none can be dropped. A cross-attention cache holds those of the encoder, which do not grow.
     """
 
     input: Port
     output: str | None
-    axis: int
+    axis: int | None
     is_cross: bool
     sizes: tuple[int | None, ...] = ()
     """the sizes that input or output declare, None where they are symbolic"""
@@ -70,6 +75,11 @@ class DecoderPorts:
     inputs: Mapping[str, Port]
     logits: str
     caches: tuple[CachePort, ...] = field(default=())
+
+    @property
+    def has_states(self) -> bool:
+        """Does a step depend on earlier ones by more than caches of positions?"""
+        return any(cache.axis is None for cache in self.caches)
 
 
 def ports_of(info: tuple[Mapping[str, Sequence[Size]], Mapping[str, str]]) -> dict[str, Port]:
@@ -124,7 +134,10 @@ def find_decoder_ports(
 
 
 def cache_key(name: str) -> tuple[int, int, bool] | None:
-    """(Layer, 0 for keys and 1 for values, is it of cross-attention?) of a cache by its name; None for other names."""
+    """(Layer, kind, is it of cross-attention?) of a cache by its name; None for other names.
+
+    Kinds are 0 for keys, 1 for values, 2 for the state of a convolution and 3 for that of a recurrence.
+    """
     words = re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
     numbers = [int(word) for word in words if word.isdigit()]
     kinds = [_KINDS[word] for word in words if word in _KINDS]
@@ -179,6 +192,13 @@ def _cache(
         next((d for d in pair if isinstance(d, int)), None) for pair in zip(port.shape, after, strict=True)
     )  # fmt: skip
     open_axes = [axis for axis, size in enumerate(sizes) if axis and size is None]
+    if key[1] in _STATES if key is not None else not open_axes:  # of a name that tells nothing, the form decides
+        if open_axes:
+            raise GenerationError(
+                f"the state {port} has symbolic sizes; expected fixed ones but for the batch: export it without "
+                "dynamic axes"
+            )
+        return CachePort(port, output, None, False, sizes)
     if not open_axes:
         raise GenerationError(
             f"the cache {port} has a fixed length; expected a symbolic one: export it with dynamic axes"

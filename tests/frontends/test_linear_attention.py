@@ -78,6 +78,20 @@ def test_all_sizes_may_be_dynamic(rule):
           kv_num_heads=2, dims=with_symbolic_dims, rtol=1e-3)  # fmt: skip
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated_delta"])
+@pytest.mark.parametrize(("heads", "keys", "groups"), [(2, 2, 4), (1, 1, 3), (4, 2, 4), (2, 4, 4), (4, 1, 2)])
+def test_heads_of_values_may_share_queries_and_keys(rule: str, heads: int, keys: int, groups: int) -> None:
+    """As in Qwen3.5, whose values have more heads than its keys."""
+    q, k, v, state, decay, beta = inputs_of(rule, 2, 5, heads, groups, 8, 12)
+    k = k[:, :, :keys]
+    whole = np.repeat(q, max(groups // heads, 1), 2), np.repeat(k, groups // keys, 2)
+    y, last = linear_attention(*whole, v, state, decay, beta)
+    result, inputs = flat(y), [flat(q), flat(k), flat(v), state, flat(decay), flat(beta)]
+    assert result is not None
+    check("LinearAttention", inputs, [result, last], outputs=2, version=21, update_rule=rule, q_num_heads=heads,
+          kv_num_heads=groups, dims={0: ["b", "t", heads * 8]}, rtol=1e-3)  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_without_a_state_it_begins_at_zero(dtype):
     q, k, v, state, _, _ = inputs_of("linear", 1, 6, 2, 1, 8, 24)
@@ -99,7 +113,9 @@ def test_all_positions_are_one_operator():
 def test_forms_that_are_rejected():
     q = normal(1, 2, 4)
     one, gated = {"q_num_heads": 1, "kv_num_heads": 1}, {"update_rule": "gated"}
-    rejected("LinearAttention", [q, q, q], "1 heads of queries for 2", q_num_heads=1, kv_num_heads=2)
+    rejected("LinearAttention", [q, q, q], "1 heads of queries for 2", domain="", version=27,
+             q_num_heads=1, kv_num_heads=2)  # fmt: skip
+    rejected("LinearAttention", [q, q, q], "2 heads of queries for 3", q_num_heads=2, kv_num_heads=3)
     rejected("LinearAttention", [q, q, q], "update_rule", update_rule="other", **one)
     rejected("LinearAttention", [q, q, q], "3 heads", q_num_heads=3, kv_num_heads=1, update_rule="linear")
     rejected("LinearAttention", [q, q[:, :1], q], "keys", update_rule="linear", **one)

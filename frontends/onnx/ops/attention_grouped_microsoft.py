@@ -53,6 +53,7 @@ def rotary_embedding(node: OnnxNode) -> Expr:
 
 def _positions(node: OnnxNode, length: Dim) -> Expr:
     """[batch or 1, length]"""
+    require_rank(node, 1, 0, 2)
     if node.rank(1) == 2:
         return node[1]
     steps = op.expand_dims(op.arange(0, length, 1, str(node.dtype(1))), 0)

@@ -18,14 +18,28 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 
 
 @converter("LinearAttention")
-def linear_attention(node: OnnxNode) -> list[Expr]:
-    """One kernel for all positions, in float32, with grouped queries."""
+def standard_linear_attention(node: OnnxNode) -> list[Expr]:
+    """Queries have as many heads as keys and values, or a multiple."""
+    return linear_attention(node, shares_queries=False)
+
+
+def linear_attention(node: OnnxNode, shares_queries: bool) -> list[Expr]:
+    """One kernel for all positions, in float32, with grouped queries.
+
+    With `shares_queries`, several heads of values may have a head of queries or of keys in common, as in
+    com.microsoft; how many heads of keys there are follows from their width.
+    """
     heads, groups = node.attr_int("q_num_heads"), node.attr_int("kv_num_heads")
-    if groups < 1 or heads < 1 or heads % groups:
+    shared = shares_queries and heads > 0 and groups % heads == 0
+    if groups < 1 or heads < 1 or (heads % groups and not shared):
         raise node.unsupported(f"{heads} heads of queries for {groups} of keys", expected="a multiple")
     rule = node.attr_choice("update_rule", _RULES, "gated_delta")
-    query, key, value = _heads(node, 0, heads), _heads(node, 1, groups), _heads(node, 2, groups)
+    query, value = _heads(node, 0, heads), _heads(node, 2, groups)
     batch, steps, _, width = query.shape
+    keys = quotient(node.type(1).shape[2:], (width,)) if shares_queries else None
+    key = _heads(node, 1, keys if isinstance(keys, int) and keys and groups % keys == 0 else groups)
+    heads = max(heads, groups)
+    query, key = _repeated(query, heads), _repeated(key, groups)
     columns = value.shape[3]
     if not all(shapes_match(x.shape, (batch, steps, groups, d)) for x, d in ((key, width), (value, columns))):
         raise node.error(f"keys {node.type(1)} or values {node.type(2)} for {heads} heads of queries {node.type(0)}, "
@@ -52,6 +66,12 @@ def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
     if size is None:
         raise node.error(f"input {index} is {node.type(index)}", expected=f"[batch, length, {heads} heads * size]")
     return reshape_to(node[index], (*shape[:2], heads, size))
+
+
+def _repeated(x: Expr, heads: int) -> Expr:
+    """[batch, length, heads, size] with each of fewer heads next to its copies."""
+    own = x.shape[2]
+    return op.repeat(x, heads // own, 2) if isinstance(own, int) and own < heads else x
 
 
 def _first_state(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:

@@ -20,9 +20,9 @@ def _require_last_state_only(node: OnnxNode) -> None:
 
 @converter("LinearAttention", domain=MICROSOFT)
 def microsoft_linear_attention(node: OnnxNode) -> Result:
-    """ONNX's LinearAttention."""
+    """ONNX's LinearAttention, with queries and keys that several heads of values may share."""
     _require_last_state_only(node)
-    return linear_attention(node)
+    return linear_attention(node, shares_queries=True)
 
 
 @converter("LinearAttentionGate", domain=MICROSOFT)

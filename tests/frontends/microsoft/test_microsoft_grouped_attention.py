@@ -62,6 +62,12 @@ def test_rotary_embedding(form, interleaved):
     check("RotaryEmbedding", [np.ascontiguousarray(x), positions, cosine, sine], expected, weights=[2, 3], **attrs)
 
 
+def test_positions_of_rotary_embeddings_in_three_rows_are_refused() -> None:
+    """MRotaryEmbedding takes such; with symbolic sizes they were taken for one number."""
+    x, table = np.zeros((1, 5, 8), np.float32), np.zeros((9, 4), np.float32)
+    rejected("RotaryEmbedding", [x, np.zeros((3, 1, 5), np.int64), table, table], "rank 3")
+
+
 def softmax(scores, sink=None):
     top = scores.max(-1, keepdims=True)
     rest = 0 if sink is None else np.exp(sink - top)
