@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from relayc import te, topi
@@ -67,7 +65,6 @@ class Append(OpDef):
     """
 
     mixed_precision = MixedPrecision.NEVER
-    writes_in_place: ClassVar[bool] = True
 
     length: Dim
     axis: int

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from relayc.relay.errors import TypeInferenceError
-from relayc.relay.expr import Constant, Expr, const
+from relayc.relay.expr import Expr, const
 from relayc.relay.sizes import is_at_least
-from relayc.relay.type import TensorType, shape_text
+from relayc.relay.type import TensorType
 from relayc.te.tir import Dim, PrimExpr
 
 __all__ = [
@@ -127,11 +127,6 @@ def as_expr(value: Any, like: Expr) -> Expr:
     return value if isinstance(value, Expr) else const(value, str(like.dtype))
 
 
-def constant_like(value: Any) -> Expr:
-    """`value` as an expression; arrays become constants."""
-    return value if isinstance(value, Expr) else Constant(np.asarray(value))
-
-
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy (or ml_dtypes) type that the compiler calls `name`."""
     return const(0, name).data.dtype
@@ -144,8 +139,3 @@ def widened(f: Callable[..., Array], *arrays: Array) -> Array:
         if kind.itemsize < 4 and kind.kind in "fV":
             return f(*[a.astype(np.float32) if a.dtype == kind else a for a in arrays]).astype(kind)
         return f(*arrays)
-
-
-def shapes_text(types: Sequence[TensorType]) -> str:
-    """The shapes of `types`, as they are printed in messages."""
-    return " and ".join(shape_text(t.shape) for t in types)

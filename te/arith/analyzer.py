@@ -40,7 +40,6 @@ class Analyzer(Canonical):
     def __init__(self) -> None:
         super().__init__()
         self._ranges: dict[Var, tuple[Linear, Linear] | _Stale] = {}  # var -> least and greatest value
-        self._modular: dict[Var, tuple[int, int]] = {}
         self._substitutes: dict[Var, PrimExpr] = {}
 
     # ---- facts
@@ -66,10 +65,6 @@ class Analyzer(Canonical):
         self._forget_if_seen(var)
         self._ranges[var] = (low, high)
         self.variable(var)
-
-    def bind_modular(self, var: Var, coefficient: int, base: int) -> None:
-        """Declare that var = base (mod coefficient)."""
-        self._modular[var] = (coefficient, base % coefficient)
 
     def _dim(self, value: Dim) -> Linear:
         return Linear({}, value) if isinstance(value, int) else self.linear(value)
@@ -226,12 +221,8 @@ class Analyzer(Canonical):
     def modular(self, expr: Dim) -> tuple[int, int]:
         """(coefficient, base) with expr = base (mod coefficient); coefficient 0 for the constant `base`."""
         form = self._dim(expr)
-        coefficient, base = 0, form.const
-        for atom, c in form.terms.items():
-            (m, b) = self._modular.get(atom.expr, (1, 0)) if isinstance(atom.expr, Var) else (1, 0)
-            coefficient = gcd(coefficient, c * m)
-            base += c * b
-        return coefficient, base % coefficient if coefficient else base
+        coefficient = gcd(*form.terms.values())
+        return coefficient, form.const % coefficient if coefficient else form.const
 
     # ---- intervals and equations
 
