@@ -29,8 +29,8 @@ multiply-adds some functions have the slow path only.
 Where a vector permutation can look up words in a register, intervals are divided into eight (Tang, "Table-driven
 implementation of the exponential function in IEEE floating-point arithmetic", 1989, and "... of the logarithm function
 ...", 1990): those of exp_nonpositive (the hot function of softmax, attention and sigmoid), of natural logarithms and of
-pow. This halves the number of polynomial terms. In float64 they are divided into sixteen, as are those of erf, asin,
-acos and atan, for which the table has polynomials or angles.
+pow. This halves the number of polynomial terms. In float64 they are divided into sixteen, as are those of exp, log2,
+log10, erf, asin, acos and atan; for the last four the table has polynomials or angles.
 
 16-bit floats are computed in float32. Results rounded to 16 bits, possibly after multiplications and divisions, have a
 relative error of 2^-15 or less, which bounds the error in units in the last place of float16 by 3/5, or by 7/10 where

@@ -84,8 +84,8 @@ class Instructions:
 
     `fused`: `fma` rounds once, so it recovers rounding errors of products. `lookups`: vectors of a multiple of 8 words
     have an instruction that looks up each lane in a table of 8 words, `wide_lookups`: those of 8 words of 64 bits, in
-    a table of 8 or 16, and they have "rsqrt_estimate". `scaling`: vectors of a multiple of 16 words have the
-    instructions "fraction" and "scale_by_power".
+    a table of 8 or 16, and they have "rsqrt_estimate" and "scale_by_power". `scaling`: vectors of a multiple of 16
+    words have the instructions "fraction" and "scale_by_power".
     """
 
     fused: bool = False

@@ -127,7 +127,10 @@ def exp(b: Builder, x: PrimExpr) -> PrimExpr:
         return _scaled_exp(b, x)
     if b.coarse and b.has_lookup():
         return _short_exp(b, x)
-    t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
+    x = b.clamp(x, b.format.exp_low, b.format.exp_high)
+    if b.has_wide_lookup():
+        return _exp_by_scaling(b, x)
+    t, r = b.reduce_exp(x, 2 * b.format.bias)
     first, second = b.split_power_of_two(t)
     return b.scaled_expm1(first, r, first) * second
 
@@ -170,6 +173,15 @@ def _exp_by_parts(b: Builder, x: PrimExpr) -> PrimExpr:
         power, ratio = _coarse_exp(b, x)
         return power * ratio
     return exp_of_sum(b, x)
+
+
+def _exp_by_scaling(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x of any size in float64, by powers of 2^(1/16) that are looked up and an instruction that scales."""
+    parts = PARTS[64]
+    t, r = b.reduce_exp(x, 0, 1 / parts)
+    root = b.let(b.lookup_float(b.bits(t), [2 ** (j / parts) for j in range(parts)]), "root")
+    exponent = (t - b.const(b.format.magic)) * b.const(1 / parts)
+    return Call(b.of, "scale_by_power", (b.fma(b.polynomial(r, _EXP_OF_PART[64]), r * root, root), exponent))
 
 
 def exp_of_sum(b: Builder, x: PrimExpr, rest: PrimExpr | None = None) -> PrimExpr:

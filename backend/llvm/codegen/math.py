@@ -10,7 +10,7 @@ from relayc.backend.llvm.codegen.emitter import Emitter
 from relayc.backend.llvm.codegen.instructions import Instruction, LLVMIntrinsic, available, legalized
 from relayc.backend.llvm.codegen.vectors import call_overloaded, extract_lane, pack_lanes
 from relayc.backend.llvm.types import compute_type, constant, register_type, suffix
-from relayc.te.dtype import DType
+from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
 from relayc.te.tir import Call, Cast
 
@@ -129,10 +129,10 @@ def _required(e: Emitter, rows: tuple[Instruction, ...], call: Call) -> str:
 
 
 def _by_registers(e: Emitter, rows: tuple[Instruction, ...], of: DType, values: Sequence[str]) -> str | None:
-    """An operator of one type of floats, by an instruction for each register; None where there is none or registers
-    are not full."""
-    found = available(rows, e.machine)
-    if not found or of.element != rows[0].element or of.lanes % min(found):
+    """An operator of floats, by an instruction for each register; None where there is none or registers are not full.
+    """
+    found = available(tuple([row for row in rows if of.element == row.element]), e.machine)
+    if not found or of.lanes % min(found):
         return None
     return legalized(e.text, found, of.lanes, values, register_type(of.element))
 
@@ -202,23 +202,26 @@ def _call(text: FunctionText, row: Instruction, *values: str) -> str:
     return row.intrinsics[0].call(text, *values)
 
 
-def _avx512(operator: str, feature: str, name: str, operands: int, *constants: str) -> tuple[Instruction, ...]:
-    """The row of an instruction of 16 float32, whose masked LLVM intrinsic has trailing constants."""
-    of = "<16 x float>"
-    intrinsic = LLVMIntrinsic(f"x86.avx512.{name}.ps.512", of, (of,) * operands, constants)
-    return (Instruction(operator, "float32", 16, frozenset({feature}), _call, (intrinsic,)),)
+def _avx512(
+    operator: str, feature: str, name: str, element: str, operands: int, before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> Instruction:  # fmt: skip
+    """The row of an instruction of 16 float32 or 8 float64, whose LLVM intrinsic has constants `before` and `after` its
+    pass-through value and mask, which selects all lanes."""
+    of, suffix, mask = ("<16 x float>", "ps", "i16 -1") if element == "float32" else ("<8 x double>", "pd", "i8 -1")
+    constants = (*before, f"{of} zeroinitializer", mask, *after)
+    intrinsic = LLVMIntrinsic(f"x86.avx512.{name}.{suffix}.512", of, (of,) * operands, constants)
+    return Instruction(operator, element, 512 // dtype(element).bits, frozenset({feature}), _call, (intrinsic,))
 
 
-_ALL_LANES = ("<16 x float> zeroinitializer", "i16 -1")
-"""Constants of masked intrinsics: pass-through value and all-ones mask."""
-_FLOOR_NO_EXCEPTIONS, _ROUNDING = "i32 9", "i32 4"
+_FLOOR_NO_EXCEPTIONS, _ROUNDING = ("i32 9",), ("i32 4",)
 """Immediate operands: round down with exceptions suppressed; and the current rounding mode."""
-_RECIPROCAL = _avx512("fast_reciprocal", "avx512f", "rcp14", 1, *_ALL_LANES)
-_FRACTION = _avx512("fraction", "avx512dq", "mask.reduce", 1, _FLOOR_NO_EXCEPTIONS, *_ALL_LANES, _ROUNDING)
-_SCALE = _avx512("scale_by_power", "avx512dq", "mask.scalef", 2, *_ALL_LANES, _ROUNDING)
-_RSQRT_OF_8 = LLVMIntrinsic(
-    "x86.avx512.rsqrt14.pd.512", "<8 x double>", ("<8 x double>",), ("<8 x double> zeroinitializer", "i8 -1")
-)
-_RSQRT = (Instruction("rsqrt_estimate", "float64", 8, frozenset({"avx512f"}), _call, (_RSQRT_OF_8,)),)
+_RECIPROCAL = (_avx512("fast_reciprocal", "avx512f", "rcp14", "float32", 1),)
+_FRACTION = (_avx512("fraction", "avx512dq", "mask.reduce", "float32", 1, _FLOOR_NO_EXCEPTIONS, _ROUNDING),)
+_SCALE = tuple([
+    _avx512("scale_by_power", "avx512dq", "mask.scalef", element, 2, after=_ROUNDING)
+    for element in ("float32", "float64")
+])  # fmt: skip
+_RSQRT = (_avx512("rsqrt_estimate", "avx512f", "rsqrt14", "float64", 1),)
 INSTRUCTIONS = (*_RECIPROCAL, *_FRACTION, *_SCALE, *_RSQRT)
 """Functions for which processors have instructions that LLVM does not select."""
