@@ -113,7 +113,8 @@ class _Inputs:
         return named_shape(value)
 
     def _check_names(self) -> None:
-        symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
+        shapes = [*self.declared.values(), *[passed for passed in self.shape.values() if isinstance(passed, Sequence)]]
+        symbols = {d for dims in shapes if dims is not None for d in dims if isinstance(d, str)}
         for name, passed in self.shape.items():
             if isinstance(passed, int) and name in symbols:
                 if passed < 0:

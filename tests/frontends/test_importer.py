@@ -208,6 +208,13 @@ def test_shape_overrides_a_fixed_dimension() -> None:
     assert mod["main"].body.shape == (7, 3)
 
 
+def test_a_name_given_to_a_dimension_can_be_fixed_as_one_that_the_model_has() -> None:
+    """As by `relayc run --fill random --shape x:batch,3 --shape batch=7`."""
+    proto = model([node("Relu", ["x"], ["y"])])
+    for shape in ({"x": ("batch", 3), "batch": 7}, {"batch": 7, "x": ("batch", None)}):
+        assert from_onnx(proto, shape=shape)[0]["main"].body.shape == (7, 3)
+
+
 def test_dtype_overrides_inputs() -> None:
     proto = model([node("Relu", ["x"], ["y"])])
     assert from_onnx(proto, dtype="float16")[0]["main"].body.dtype == "float16"
