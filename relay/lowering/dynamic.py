@@ -10,6 +10,9 @@ do not overlap may share a slot, which is as large as the largest of them at run
 
 from __future__ import annotations
 
+import itertools
+import sys
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -26,13 +29,14 @@ from relayc.relay.lowering.graph import (
     reuse_dying_buffer,
     reuse_inputs,
     share_storage,
+    time_steps,
 )
 from relayc.relay.op.control import IfElse, WhileLoop
 from relayc.relay.op.host import OnHost
 from relayc.relay.op.sequence import Cut, Join, SequenceOperator
 from relayc.relay.sizes import likely, product, size_variables
 from relayc.te.errors import CompileError
-from relayc.te.tir import Dim
+from relayc.te.tir import Dim, as_int
 
 __all__ = ["BoundSize", "plan_dynamic"]
 
@@ -262,39 +266,21 @@ def _action_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
             "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip
 
 
-@dataclass
 class _Slot:
-    """Memory for tensors whose lifetimes do not overlap; `likely` bytes, free after step `until`."""
+    """Memory for tensors whose lifetimes do not overlap, the first of which is likely the largest.
 
-    number: int
-    nbytes: Dim
-    likely: int
-    until: int
+    It has `likely` bytes, and a multiple of the product of its `symbolic` dimensions.
+    """
 
+    def __init__(self, number: int, likely: int, symbolic: tuple[str, ...]) -> None:
+        self.number, self.likely, self.symbolic = number, likely, symbolic
+        self.used: list[tuple[int, int]] = []
+        """the first and the last step of each lifetime, in order"""
 
-class _Pool:
-    """The slots of tensors whose sizes become known at one stage."""
-
-    def __init__(self) -> None:
-        self.used: list[tuple[int, int, _Slot]] = []
-        """a heap, by the last step of their use"""
-        self.free: dict[int, _Slot] = {}
-
-    def use(self, slot: _Slot) -> None:
-        """The slot is in use until its last step."""
-        heappush(self.used, (slot.until, slot.number, slot))
-
-    def take(self, step: int, nbytes: Dim, estimate: int) -> _Slot | None:
-        """A slot that is free at `step` and suits a tensor of `nbytes` bytes, likely `estimate`; None if none does."""
-        while self.used and self.used[0][0] < step:
-            slot = heappop(self.used)[2]
-            self.free[slot.number] = slot
-        distance = ((slot.nbytes is not nbytes, abs(slot.likely - estimate), number)
-                    for number, slot in self.free.items())  # fmt: skip
-        other, _, nearest = min(distance, default=(True, 0, None))
-        if nearest is None or (other and not estimate / 4 <= self.free[nearest].likely <= estimate * 4):
-            return None
-        return self.free.pop(nearest)
+    def is_free(self, first: int, last: int) -> bool:
+        """Whether no tensor in the slot is alive at one of these steps."""
+        after = bisect_right(self.used, (last, sys.maxsize))
+        return after == 0 or self.used[after - 1][1] < first
 
 
 def _with_late_shapes(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
@@ -305,31 +291,45 @@ def _with_late_shapes(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]],
 
 
 def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> None:
-    """Give every intermediate tensor a slot: a free one of its own size, else the free one nearest in size, else a new
-    one.
+    """Give every intermediate tensor a slot, the likely largest first: the largest that is free while it is alive and
+    has the same symbolic dimensions, else the smallest of any, else a new one.
 
-    Tensors whose sizes become known at different stages do not share. What leaves a run of nodes for slices of the
-    batch has its memory from the beginning of the run, since each slice writes a part of it.
+    So the memory that was written last is written again, which caches may still have. Tensors whose sizes become known
+    at different stages do not share. Those of other symbolic dimensions, of which either may be the larger at run time,
+    do if their likely sizes are at most `_SHARED_RATIO` apart. What leaves a run of nodes for slices of the batch has
+    its memory from the beginning of the run, since each slice writes a part of it.
     """
     last = last_reads(graph)
-    pools: dict[int, _Pool] = {}
-    count = 0
     begun: dict[int, list[int]] = {}
     for run in graph.sliced_runs():
         written = [graph.base_of(i) for node in graph.nodes[run.first : run.last] for i in node.outputs]
         begun[run.first] = [number for number in written if number in run.passing]
-    for step, node in enumerate(graph.nodes):
-        for number in dict.fromkeys([*begun.get(step, ()), *map(graph.base_of, node.outputs)]):
-            tensor = graph.tensors[number]
-            if tensor.storage is not None:
-                continue
-            nbytes = product((*tensor.shape, max(tensor.tensor_type.dtype.nbytes, 1)))
-            estimate = likely(nbytes)
-            pool = pools.setdefault(stage_of(tensor.shape), _Pool())
-            slot = pool.take(step, nbytes, estimate)
-            if slot is None:
-                slot = _Slot(count, nbytes, estimate, 0)
-                count += 1
-            slot.until, slot.likely = last[number], max(slot.likely, estimate)
-            pool.use(slot)
-            tensor.storage = ("slot", slot.number)
+    first: dict[int, int] = {}
+    for position, (step, node) in enumerate(time_steps(graph.nodes)):
+        for number in (*begun.get(position, ()), *map(graph.base_of, node.outputs)):
+            if graph.tensors[number].storage is None:
+                first.setdefault(number, step)
+    estimates = {n: likely(product((*t.shape, max(t.tensor_type.dtype.nbytes, 1))))
+                 for n in first for t in [graph.tensors[n]]}  # fmt: skip
+    of_stage: dict[int, list[_Slot]] = {}
+    count = itertools.count()
+    for n in sorted(first, key=lambda n: (-estimates[n], first[n])):
+        tensor = graph.tensors[n]
+        slots, symbolic = of_stage.setdefault(stage_of(tensor.shape), []), _symbolic(tensor.shape)
+        alike = (slot for slot in slots if slot.symbolic == symbolic)
+        others = (slot for slot in reversed(slots) if slot.likely <= _SHARED_RATIO * estimates[n])
+        slot = next((slot for slot in (*alike, *others) if slot.is_free(first[n], last[n])), None)
+        if slot is None:
+            slot = _Slot(next(count), estimates[n], symbolic)
+            slots.append(slot)
+        insort(slot.used, (first[n], last[n]))
+        tensor.storage = ("slot", slot.number)
+
+
+_SHARED_RATIO = 4
+"""Most that the likely size of a slot is of that of a tensor with other symbolic dimensions."""
+
+
+def _symbolic(dims: Iterable[Dim]) -> tuple[str, ...]:
+    """Symbolic dimensions, in an order of their own: sizes in bytes with the same ones have a constant ratio."""
+    return tuple(sorted([str(d) for d in dims if as_int(d) is None]))
