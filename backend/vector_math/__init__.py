@@ -15,7 +15,7 @@ multiply-add:
               atanh 1.7   rsqrt 1.5   fast_gelu 16000.0   fast_exp 500.0
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.2   log2 1.2   log10 1.2   log1p 1.5
               log1p_fraction 1.5   pow 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   erf 2.0   sinh 2.5   cosh 1.7
-              sin 1.5   cos 1.5   tan 3.0   asin 3.0   acos 2.5   atan 2.3   atan2 2.3   asinh 2.0   acosh 2.5
+              sin 1.6   cos 1.6   tan 3.0   asin 3.0   acos 2.5   atan 2.3   atan2 2.3   asinh 2.0   acosh 2.5
               atanh 2.2   rsqrt 1.5
 
 Powers beyond 2^40 or below 2^-40 have errors of up to 5/2 in float32, 3 in float64. fast_gelu is for 16-bit floats:
