@@ -19,7 +19,7 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 
 @converter("LinearAttention")
 def standard_linear_attention(node: OnnxNode) -> list[Expr]:
-    """Queries have as many heads as keys and values, or a multiple."""
+    """One kernel for all positions, in float32, with grouped queries."""
     return linear_attention(node, shares_queries=False)
 
 
