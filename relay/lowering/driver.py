@@ -335,8 +335,9 @@ def _plan(
 def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
     """Name the outputs as in the model, and note which are maps; a sequence that is an input keeps the input's name."""
     graph.maps = attrs.get("output_maps", {})
+    inputs = set(graph.inputs)
     for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
-        if number not in graph.inputs:
+        if number not in inputs:
             graph.tensors[number].name = name
 
 

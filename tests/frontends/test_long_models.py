@@ -9,6 +9,8 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from benchmarks.compile_growth import SHAPES, model
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.frontends.onnx import from_onnx
+from relayc.relay.lowering.driver import _name_outputs
 from tests.effort import growth
 
 INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
@@ -197,6 +200,18 @@ def test_the_work_of_compiling_is_linear(shape: str) -> None:
         relay.build(mod, params=params)
 
     assert growth(compile_model, 20, 100, 200) < 2.1
+
+
+class _Unsearched(list[int]):
+    def __contains__(self, item: object) -> bool:
+        pytest.fail("the inputs are searched for each output, which takes a second for 10,000")
+
+
+def test_outputs_are_named_without_a_search_for_each() -> None:
+    tensors = [SimpleNamespace(name=f"t{i}") for i in range(4)]
+    graph: Any = SimpleNamespace(inputs=_Unsearched([0, 1]), outputs=[1, 3], tensors=tensors)
+    _name_outputs(graph, {"output_names": ["y0", "y1"]})
+    assert [tensor.name for tensor in tensors] == ["t0", "t1", "t2", "y1"]
 
 
 def test_equal_branches_run_the_same_functions() -> None:
