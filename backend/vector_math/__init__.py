@@ -12,11 +12,11 @@ multiply-add:
     float32   exp 1.3   exp_nonpositive 1.5   exp2 1.3   expm1 1.4   log 1.0   log2 1.0   log10 2.0   log1p 1.5
               log1p_fraction 1.3   pow 1.2   fmod 0.0   tanh 2.5   sigmoid 2.5   erf 4.0   sinh 1.7   cosh 1.7
               sin 1.5   cos 1.5   tan 3.7   asin 2.5   acos 1.5   atan 2.3   atan2 2.3   asinh 1.7   acosh 1.5
-              atanh 1.7   rsqrt 1.5   fast_gelu 16000.0   fast_exp 500.0
+              atanh 1.7   rsqrt 1.5   sqrt 0.5   fast_gelu 16000.0   fast_exp 500.0
     float64   exp 1.3   exp_nonpositive 1.3   exp2 1.3   expm1 1.7   log 1.2   log2 1.2   log10 1.2   log1p 1.5
               log1p_fraction 1.5   pow 1.5   fmod 0.0   tanh 2.5   sigmoid 3.0   erf 2.0   sinh 2.5   cosh 1.7
               sin 1.6   cos 1.6   tan 3.0   asin 3.0   acos 2.5   atan 2.3   atan2 2.3   asinh 2.0   acosh 2.5
-              atanh 2.2   rsqrt 1.5
+              atanh 2.2   rsqrt 1.5   sqrt 0.5
 
 Powers beyond 2^40 or below 2^-40 have errors of up to 5/2 in float32, 3 in float64. fast_gelu is for 16-bit floats:
 it is accurate to 13 bits where float16 has as many, to 10 bits near -1e-7. So is fast_exp, for softmax whose
@@ -56,7 +56,7 @@ from relayc.backend.vector_math.exponentials import (
     tanh,
 )
 from relayc.backend.vector_math.logarithms import acosh, asinh, atanh, log, log1p, log1p_fraction, log2, log10
-from relayc.backend.vector_math.powers import fmod, pow, rsqrt
+from relayc.backend.vector_math.powers import fmod, pow, rsqrt, sqrt
 from relayc.backend.vector_math.trigonometry import acos, asin, atan, atan2, cos, sin, tan
 from relayc.te.dtype import DType, dtype
 from relayc.te.tir import Call, Cast, PrimExpr
@@ -67,7 +67,7 @@ EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
     f.__name__: f
     for f in (exp, exp_nonpositive, fast_exp, exp2, expm1, log, log2, log10, log1p, log1p_fraction, tanh,
               sigmoid, erf, fast_gelu, sinh, cosh, sin, cos, tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt,
-              pow, fmod)
+              sqrt, pow, fmod)
 }  # fmt: skip
 """Intrinsic name -> function of (builder, operands...) that returns its expansion."""
 
@@ -86,6 +86,8 @@ def expand(call: Call, has: Instructions, rounded: DType | None = None) -> PrimE
     if not through.is_float or through.bits < 32 or (through.bits == 64 and call.op in _OF_16_BITS):
         return call
     b = Builder(through, has, of if of.bits == 16 else rounded)
+    if call.op == sqrt.__name__ and not b.has_wide_lookup():  # the processor's instruction
+        return call
     operands = [b.let(a if a.dtype == through else Cast(through, a), "x") for a in call.args]
     result = EXPANSIONS[call.op](b, *operands)
     return b.close(result if of == through else Cast(of, result))

@@ -187,7 +187,7 @@ def test_pow_with_large_exponents(target, dtype):
         check("pow", run("pow", 8, x, y, target=target), (x, y), 2.5 if dtype == "float32" else 3.0)
 
 
-@pytest.mark.parametrize("op", [op for op, dtype in STATED if dtype == "float64"])
+@pytest.mark.parametrize("op", [op for op, dtype in STATED if dtype == "float64" and op != "sqrt"])
 def test_functions_of_float64_are_vectors(op):
     """The C library is called for lanes out of range only, in a branch of its own."""
     module = IRModule({"f": function(op, "float64", 2 if op in OF_TWO else 1, 8, 64)})
@@ -237,6 +237,29 @@ def test_float64_by_intervals(op, target):
     x = -x if op == "exp_nonpositive" else within_domain(op, x)
     x = x[: len(x) // 16 * 16]
     check(op, run(op, 16, x, target=target), (x,), STATED[op, "float64"])
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
+def test_square_roots_of_float64_are_those_of_the_instruction(target: str) -> None:
+    """Of every magnitude, and where the exact root is close to the middle of two floats, or to a float."""
+    if "avx512" in target and "avx512f" not in Target("llvm").features:
+        pytest.skip("this processor does not have AVX-512")
+    random = np.random.default_rng(14)
+    whole = random.integers(1 << 26, 1 << 27, COUNT).astype("f8") ** 2
+    halves = (random.integers(1 << 52, 1 << 53, COUNT) * 2.0**-52) ** 2
+    near = [np.nextafter(x, end) for x in (whole, halves) for end in (0, np.inf)]
+    magnitudes = np.exp(random.uniform(-744, 709, COUNT))
+    common = random.uniform(0, 4, 8 * COUNT)
+    x = np.concatenate([whole, halves, *near, magnitudes, common, samples("float64", 3)])
+    x = x[: len(x) // 16 * 16]
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(run("sqrt", 16, x, target=target), np.sqrt(x))
+
+
+def test_square_roots_without_an_estimate_stay_instructions() -> None:
+    for element, has in (("float32", Instructions(True, wide_lookups=True)), ("float64", Instructions(True))):
+        module = IRModule({"f": function("sqrt", element, 1, 8, 64)})
+        assert LowerIntrin(has=has).run(module, None)["f"] is module["f"]
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
