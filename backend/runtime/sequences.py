@@ -150,16 +150,12 @@ def _join(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
 def _cut(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
     x: NDArray = values[0]
     extent = x.shape[step.axis]
-    if len(values) == 1 and step.axis == 0:
-        return ArraySequence.of_stack(x if step.new_axis else x._create_view((extent, 1, *x.shape[1:])))
-    if len(values) == 1:
-        sizes = [1] * extent
-    elif values[1].ndim == 0:
-        size = int(values[1].numpy())
+    if len(values) == 1 or values[1].ndim == 0:
+        size = 1 if len(values) == 1 else int(values[1].numpy())
         if size < 1:
             raise ArgumentError(f"{step.source}: parts of {size} elements; expected 1 or more")
         if step.axis == 0 and extent % size == 0:
-            return ArraySequence.of_stack(x._create_view((extent // size, size, *x.shape[1:])))
+            return ArraySequence.of_stack(x if step.new_axis else x._create_view((extent // size, size, *x.shape[1:])))
         sizes = [min(size, extent - start) for start in range(0, extent, size)]
     else:
         sizes = values[1].numpy().tolist()

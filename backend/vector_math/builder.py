@@ -224,10 +224,17 @@ class Builder:
         iteration where the processor has an estimate, which takes a quarter of an instruction's time in float64."""
         if not self.has_wide_lookup():
             return self.unary("sqrt", x)
-        estimate = self.let(self.unary("rsqrt_estimate", x + self.const(self.format.smallest)), "estimate")
-        root, half = self.let(x * estimate, "root"), self.let(estimate * self.const(0.5), "half")
-        error = self.let(self.fma(-root, half, 0.5), "error")
-        root, half = self.let(self.fma(root, error, root), "root"), self.fma(half, error, half)
+        return self.refined_root(x, self.unary("rsqrt_estimate", x + self.const(self.format.smallest)), 1)
+
+    def refined_root(self, x: Var, estimate: PrimExpr, steps: int) -> PrimExpr:
+        """The square root of x from an estimate of its inverse, by steps of Goldschmidt's iteration and Markstein's
+        correction (IBM Journal of Research and Development 34, 1990). From 14 bits of float64, the result of two steps
+        is correctly rounded."""
+        inverse = self.let(estimate, "estimate")
+        root, half = self.let(x * inverse, "root"), self.let(inverse * self.const(0.5), "half")
+        for _ in range(steps):
+            error = self.let(self.fma(-root, half, 0.5), "error")
+            root, half = self.let(self.fma(root, error, root), "root"), self.let(self.fma(half, error, half), "half")
         return self.fma(self.fma(-root, root, x), half, root)
 
     def bits(self, x: PrimExpr) -> PrimExpr:

@@ -51,16 +51,10 @@ _EXP2_OF_PART = {
 
 
 def sqrt(b: Builder, x: Var) -> PrimExpr:
-    """The square root of float64, correctly rounded, from the processor's estimate: by Goldschmidt's iteration and
-    Markstein's correction (IBM Journal of Research and Development 34, 1990), which take less than half of the
+    """The square root of float64, correctly rounded, from the processor's estimate, which takes less than half of the
     instruction's time. Zeros, very small and very large values, NaN and negative ones take the instruction."""
     fast = b.inner()
-    estimate = fast.let(fast.unary("rsqrt_estimate", x), "estimate")
-    root, half = fast.let(x * estimate, "root"), fast.let(estimate * fast.const(0.5), "half")
-    for _ in range(2):
-        error = fast.let(fast.fma(-root, half, 0.5), "error")
-        root, half = fast.let(fast.fma(root, error, root), "root"), fast.let(fast.fma(half, error, half), "half")
-    result = fast.fma(fast.fma(-root, root, x), half, root)
+    result = fast.refined_root(x, fast.unary("rsqrt_estimate", x), 2)
     return b.likely_branch(b.rank(x, 1e-200), 1e300, fast.close(result), b.unary("sqrt", x), above=1e-200)
 
 

@@ -9,8 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from onnx import NodeProto
 
 from relayc.frontends.onnx.errors import OnnxImportError, fault
-from relayc.frontends.onnx.graph import nested_graphs
-from relayc.frontends.onnx.model import FunctionKey, Model
+from relayc.frontends.onnx.graph import with_nested
+from relayc.frontends.onnx.model import FunctionKey, Model, function_key
 
 __all__ = ["MAX_EXPANDED", "check_expansion", "expansion_fault"]
 
@@ -26,17 +26,19 @@ def check_expansion(model: Model) -> None:
     """
     if not model.functions:  # subgraphs are as large as the file
         return
-    calls = {key: _calls(function.node, model) for key, function in model.functions.items()}
+    bodies = {key: list(with_nested(function.node)) for key, function in model.functions.items()}
+    calls = {key: _calls(body, model) for key, body in bodies.items()}
     sizes: dict[FunctionKey, int] = {}
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError:
         return
     for key in order:
-        size = _count(model.functions[key].node) + _expanded(calls[key], sizes)
+        size = len(bodies[key]) + _expanded(calls[key], sizes)
         sizes[key] = min(size, MAX_EXPANDED + 1)  # more digits than a model has functions are not needed
-    called = _calls(model.graph.node, model)
-    if _count(model.graph.node) - len(model.graph.node) + _expanded(called, sizes) <= MAX_EXPANDED:
+    nodes = list(with_nested(model.graph.node))
+    called = _calls(nodes, model)
+    if len(nodes) - len(model.graph.node) + _expanded(called, sizes) <= MAX_EXPANDED:
         return
     large = [model.functions[key].name for key in called if sizes[key] > MAX_EXPANDED]
     raise expansion_fault(f"{model.name}: function {large[0]!r}" if large else model.name)
@@ -53,19 +55,5 @@ def _expanded(calls: Counter[FunctionKey], sizes: dict[FunctionKey, int]) -> int
 
 
 def _calls(nodes: Iterable[NodeProto], model: Model) -> Counter[FunctionKey]:
-    """How often nodes, and those of their subgraphs, call each function of the model."""
-    keys = (("" if n.domain == "ai.onnx" else n.domain, n.op_type, n.overload) for n in _with_nested(nodes))
-    return Counter([key for key in keys if key in model.functions])
-
-
-def _count(nodes: Iterable[NodeProto]) -> int:
-    return sum(1 for _ in _with_nested(nodes))
-
-
-def _with_nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        yield node
-        for graph in nested_graphs(node):
-            left += graph.node
+    """How often nodes call each function of the model."""
+    return Counter([key for key in map(function_key, nodes) if key in model.functions])

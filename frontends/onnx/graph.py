@@ -13,7 +13,10 @@ from onnx import GraphProto, NodeProto
 
 from relayc.frontends.onnx.errors import OnnxImportError, fault
 
-__all__ = ["describe", "names_read", "nested_graphs", "node_inputs", "ordered_nodes", "span_name", "without_inputs"]
+__all__ = [
+    "describe", "names_read", "nested_graphs", "node_inputs", "ordered_nodes", "span_name", "with_nested",
+    "without_inputs",
+]  # fmt: skip
 
 
 def describe(node: NodeProto, index: int | None = None) -> str:
@@ -32,6 +35,15 @@ def nested_graphs(node: NodeProto) -> Iterator[GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def with_nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Nodes, and all nodes of the graphs among their attributes."""
+    bodies = [nodes]
+    while bodies:
+        for node in bodies.pop():
+            yield node
+            bodies += [graph.node for graph in nested_graphs(node)]
 
 
 def names_read(node: NodeProto) -> Iterable[str]:

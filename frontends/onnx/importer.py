@@ -24,7 +24,7 @@ from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import Model, ModelSource, load, opset_table
+from relayc.frontends.onnx.model import Model, ModelSource, function_key, load, opset_table
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
@@ -249,11 +249,12 @@ class _Importer:
     def _convert(self, node: NodeProto, scope: _Scope) -> None:
         """Convert one node and put its outputs into `scope`."""
         self._count(scope)
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        key = function_key(node)
+        domain = key[0]
         place = f"{scope.where}: {describe(node)}"
         self.session.at(place)
         inputs = [None if name == "" else scope.values[name] for name in node.input]
-        function = self.model.functions.get((domain, node.op_type, node.overload))
+        function = self.model.functions.get(key)
         span = Span(self.model.name, span_name(node), node.op_type)
         try:
             attributes = bind(node.attribute, scope.bindings)

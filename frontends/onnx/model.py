@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from onnx import FunctionProto, GraphProto, ModelProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
 from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
@@ -32,7 +32,9 @@ from relayc.frontends.onnx.names import with_names_as_text
 from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 
-__all__ = ["NEWEST_OPSET", "Model", "ModelSource", "declared_inputs", "load", "opset_table"]
+__all__ = [
+    "NEWEST_OPSET", "FunctionKey", "Model", "ModelSource", "declared_inputs", "function_key", "load", "opset_table",
+]  # fmt: skip
 
 ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
 """A model as a message, as the bytes or the path of its file, as torch exports it, or as a message and weights."""
@@ -159,6 +161,11 @@ def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: 
 
 def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
+
+
+def function_key(node: NodeProto) -> FunctionKey:
+    """The key of the function that a node calls, if the model has one; its domain is ``""`` for ONNX's own."""
+    return _domain(node.domain), node.op_type, node.overload
 
 
 def opset_table(imports: object, where: str) -> dict[str, int]:

@@ -8,8 +8,8 @@ from onnx import NodeProto
 
 from relayc.frontends.onnx.errors import UnsupportedOperatorError
 from relayc.frontends.onnx.functions import has_function
-from relayc.frontends.onnx.graph import describe, nested_graphs
-from relayc.frontends.onnx.model import NEWEST_OPSET, Model, opset_table
+from relayc.frontends.onnx.graph import describe, with_nested
+from relayc.frontends.onnx.model import NEWEST_OPSET, Model, function_key, opset_table
 from relayc.frontends.onnx.registry import find_converter
 from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
@@ -35,10 +35,8 @@ def list_unsupported(model: Model) -> None:
     for function in model.functions.values():
         opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
         bodies.append((function.node, opsets))
-    while bodies:
-        nodes, opsets = bodies.pop()
-        for node in nodes:
-            bodies.extend((graph.node, opsets) for graph in nested_graphs(node))
+    for nodes, opsets in reversed(bodies):
+        for node in with_nested(nodes):
             problem = _why_unsupported(node, opsets, model)
             if problem:
                 missing.setdefault(problem, []).append(describe(node))
@@ -56,8 +54,8 @@ def list_unsupported(model: Model) -> None:
 
 def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:
     """Why the node is unsupported; empty if it can be converted."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if (domain, node.op_type, node.overload) in model.functions:
+    domain, *_ = key = function_key(node)
+    if key in model.functions:
         return ""
     operator = f"{domain}::{node.op_type}" if domain else node.op_type
     if domain not in opsets:

@@ -266,6 +266,10 @@ def _action_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
             "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip
 
 
+_SHARED_RATIO = 4
+"""Most that the likely size of a slot is of that of a tensor with other symbolic dimensions."""
+
+
 class _Slot:
     """Memory for tensors whose lifetimes do not overlap, the first of which is likely the largest.
 
@@ -324,10 +328,6 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
             slots.append(slot)
         insort(slot.used, (first[n], last[n]))
         tensor.storage = ("slot", slot.number)
-
-
-_SHARED_RATIO = 4
-"""Most that the likely size of a slot is of that of a tensor with other symbolic dimensions."""
 
 
 def _symbolic(dims: Iterable[Dim]) -> tuple[str, ...]:
