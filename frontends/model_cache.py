@@ -31,7 +31,7 @@ from relayc.frontends.model_parts import ModelParts
 if TYPE_CHECKING:
     from relayc.frontends.onnx.model import ModelSource
 
-__all__ = ["ModelEntry", "model_entry"]
+__all__ = ["ModelEntry", "digest_in_memory", "model_entry"]
 
 _FORMAT = "compiled models 1"  # to be changed with what an entry holds
 _PACKAGES = ("numpy", "ml_dtypes", "onnx", "llvmlite")
@@ -127,7 +127,7 @@ def model_entry(
     began = time.time_ns()
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     try:
-        digest = _digest(model) if path is None else _hash_of(path, cache)
+        digest = digest_in_memory(model) if path is None else _hash_of(path, cache)
     except (OSError, TypeError):
         return None
     given = [sorted(values.items(), key=repr) for values in (shape or {}, options)]
@@ -137,7 +137,8 @@ def model_entry(
     return ModelEntry(cache, key, path, began)
 
 
-def _digest(model: Any) -> str:
+def digest_in_memory(model: Any) -> str:
+    """A hash of a model that is no file, SHA-256 in hexadecimal digits. Raises TypeError for what is no model."""
     if isinstance(model, ModelParts):
         return model.digest()
     if isinstance(model, bytes | bytearray | memoryview):

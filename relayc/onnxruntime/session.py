@@ -9,14 +9,12 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 import relayc
 from relayc.backend.cache import default_cache
-from relayc.backend.runtime.container import is_container
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.interpreter import runs_python
 from relayc.backend.runtime.log import warn_once
@@ -26,7 +24,6 @@ from relayc.onnxruntime.errors import (
     InvalidArgument,
     InvalidGraph,
     InvalidProtobuf,
-    NoSuchFile,
     NotImplemented as Unsupported,
     OrtError,
     RuntimeException,
@@ -34,6 +31,7 @@ from relayc.onnxruntime.errors import (
 from relayc.onnxruntime.executors import Executors
 from relayc.onnxruntime.frequent_sizes import FrequentSizes, compile_version_elsewhere
 from relayc.onnxruntime.options import RunOptions, SessionOptions, log, note_ignored
+from relayc.onnxruntime.source import Source
 from relayc.onnxruntime.values import NodeArg, OrtValue, dtype_name, value_type
 from relayc.runtime import (
     ArgumentError,
@@ -47,7 +45,6 @@ from relayc.runtime import (
     RelaycError,
     RunCancelledError,
     device,
-    load_model,
 )
 
 if TYPE_CHECKING:
@@ -94,9 +91,8 @@ class InferenceSession:
         self._options.refuse_unsupported()
         for name in (*options, *(["disabled_optimizers"] if disabled_optimizers else [])):
             note_ignored(f"the argument {name} of InferenceSession")
-        self._source = path_or_bytes
-        self._model_path = os.fspath(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else None
-        self._reported = _Reported(self._model_path)
+        self._source = Source(path_or_bytes)
+        self._reported = _Reported(self._source.path)
         self._run_log: RunLog | None = None
         if self._options.enable_profiling:
             # imported here: it takes 3 ms, which sessions without profiles do without
@@ -119,7 +115,7 @@ class InferenceSession:
                 if (device_name, name) != (CUDA, "device_id"):
                     note_ignored(f"the provider option {name}")
         self._device = _device_of(self._providers)
-        self._began = time.time_ns()
+        self._source.begin()
         with self._reported:
             model = self._made()
             executor = self._executor(model)
@@ -135,83 +131,62 @@ class InferenceSession:
         self._outputs = _described(executor.get_output_info(), model.metadata.output_shapes, sequences, fixed, others)
         self._output_names = list(self._outputs)
         self._may_be_none = frozenset(n for n, value in self._outputs.items() if value.type.startswith("optional("))
-        overridable = {} if self._is_compiled else dict(model.metadata.overridable_initializers)
+        is_compiled = self._source.is_compiled
+        overridable = {} if is_compiled else dict(model.metadata.overridable_initializers)
         info = {name: shapes.get(name, ()) for name in overridable}, overridable
         self._overridable = _described(info, shapes, frozenset(), fixed, {})
         self._dtypes = {**overridable, **inputs[1]}
         described = {**self._inputs, **self._overridable}
         self._scalars = frozenset(name for name, shape in inputs[0].items() if shape == () and name not in sequences)
         self._array_checks = {n: _fits(v, self._dtypes[n]) for n, v in described.items() if v.type.startswith("tensor")}
-        remade = {} if self._is_compiled else self._inputs  # a compiled model has the one version that it is
+        remade = {} if is_compiled else self._inputs  # a compiled model has the one version that it is
+        has_sizes = any(not isinstance(size, int) for value in remade.values() for size in value.shape)
+        if has_sizes or self._overridable:
+            self._source.keep_digest()
         self._executors = Executors(executor, self._version, remade, self._overridable)
         can_be = executor.reads_in_place and self._run_log is None
         self._in_place: ExecutorPool | FrequentSizes | None
         self._in_place = self._executors.only() if can_be else None
         """the executors of the model itself, if they can read inputs in place, and runs are not logged"""
         seconds = self._options.specialize_after
-        if self._in_place is not None and seconds is not None and self._may_have_versions(model):
+        if self._in_place is not None and seconds is not None and has_sizes and self._may_have_versions(model):
             self._in_place = FrequentSizes(self._in_place, self._version_of_sizes, seconds, self._forget_sizes)
 
     def _version(self, shapes: Mapping[str, Any]) -> GraphModule:
         """An executor of the model compiled with these shapes of inputs."""
-        self._check_files()
+        self._source.check_unchanged()
         return self._executor(self._made(shapes))
-
-    def _check_files(self) -> None:
-        """Raise `Fail` if files that the model was compiled from again may be others than the session began with."""
-        for path in () if self._model_path is None else _files_of(Path(self._model_path)):
-            if path.exists() and path.stat().st_ctime_ns > self._began:
-                raise Fail(f"{path} was changed after the session had read it, and the model has to be compiled again "
-                           "for other inputs; make another session")  # fmt: skip
 
     def _may_have_versions(self, model: CompiledModel) -> bool:
         """Can another process compile the model for certain sizes, and is there memory for that?"""
-        source, nbytes = self._source, sum(values.nbytes for values in model.params.values())
-        has_sizes = any(not isinstance(size, int) for value in self._inputs.values() for size in value.shape)
-        is_passable = self._model_path is not None or isinstance(source, bytes) or hasattr(source, "SerializeToString")
-        is_small = nbytes <= _MOST_BYTES_OF_VERSIONS and self._device.kind == "cpu"
-        if not (has_sizes and is_passable and is_small) or self._is_compiled:
+        nbytes = sum(values.nbytes for values in model.params.values())
+        if nbytes > _MOST_BYTES_OF_VERSIONS or self._device.kind != "cpu" or not self._source.is_passable:
             return False
         return runs_python() and default_cache() is not None  # which the other process leaves the model in
 
     def _version_of_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> ExecutorPool:
         """Executors of the model compiled for these shapes of inputs, by another process."""
-        arguments = self._build_arguments(shapes)
-        source = arguments["model"]
-        if hasattr(source, "SerializeToString"):
-            arguments["model"] = source.SerializeToString(deterministic=True)
+        arguments = {**self._build_arguments(shapes), "model": self._source.picklable()}
         compile_version_elsewhere(arguments)
         model = relayc.compile_onnx(**arguments, before=_not_in_the_cache)
-        self._check_files()
+        self._source.check_unchanged()
         return ExecutorPool(self._executor(model))
 
     def _forget_sizes(self) -> None:
         self._in_place = self._executors.only()
 
-    @property
-    def _is_compiled(self) -> bool:
-        """Is the source a compiled model?"""
-        source = self._source
-        is_read = self._model_path is not None or isinstance(source, bytes | bytearray | memoryview)
-        return isinstance(source, CompiledModel) or (is_read and is_container(source))
-
     def _made(self, shapes: Mapping[str, Any] | None = None) -> CompiledModel:
         """The compiled model: loaded, or compiled from the ONNX model; `shapes` override those of inputs."""
-        if self._model_path is not None and not Path(self._model_path).is_file():
-            if not self._model_path or not Path(self._model_path).exists():
-                raise NoSuchFile(f"Load model from {self._model_path} failed: file doesn't exist")
-            raise InvalidProtobuf(f"Load model from {self._model_path} failed: it is a folder or a device, no file")
-        if isinstance(self._source, CompiledModel):
-            return self._source
-        if self._is_compiled:
-            return load_model(self._source)
+        self._source.check_exists()
+        if self._source.is_compiled:
+            return self._source.compiled()
         return relayc.compile_onnx(**self._build_arguments(shapes))
 
     def _build_arguments(self, shapes: Mapping[str, Any] | None) -> dict[str, Any]:
         """The arguments of `compile_onnx` for the model; `shapes` override those of inputs."""
         on_gpu = self._device.kind == "cuda"
         return {
-            "model": self._source,
+            "model": self._source.value,
             "target": "cuda" if on_gpu else "llvm",
             "shape": {**self._known_dimensions(), **(shapes or {})} or None,
             "opt_level": min(int(self._options.graph_optimization_level), 3),
@@ -224,7 +199,7 @@ class InferenceSession:
         if not chosen:
             return {}
         # imported here: models without overrides are taken from the cache without the compiler
-        shapes = import_module("relayc.frontends.onnx.model").declared_inputs(self._source).values()
+        shapes = import_module("relayc.frontends.onnx.model").declared_inputs(self._source.value).values()
         known = {size for shape in shapes for size in shape or ()}
         for name in chosen.keys() - known:
             note_ignored(f"the override of the dimension {name!r}, which the model does not have,")
@@ -276,7 +251,7 @@ class InferenceSession:
 
     def __reduce__(self) -> Any:
         """Pickle what the session was made of: the other process makes one of its own, on the same kind of device."""
-        return InferenceSession, (self._source, self._options, list(self._providers.items()))
+        return InferenceSession, (self._source.value, self._options, list(self._providers.items()))
 
     # -- runs
 
@@ -633,14 +608,6 @@ class _Reported:
             reported = _reported_as(error, self._path)
             if reported is not error:
                 raise reported from error
-
-
-def _files_of(model: Path) -> Generator[Path]:
-    """The file of a model, then, if there is one, where its external data may be."""
-    yield model
-    if model.exists():
-        locations = import_module("relayc.frontends.onnx.compiling").external_locations(model)
-        yield from [path.parent / place for path in (model, Path(os.path.realpath(model))) for place in locations]
 
 
 def _reported_as(error: Exception, path: str | None) -> Exception:

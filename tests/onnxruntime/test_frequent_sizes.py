@@ -116,6 +116,24 @@ def test_a_model_that_was_replaced_gets_no_version(changed: str, tmp_path: Path)
     check(session, X)
 
 
+@pytest.mark.parametrize("kind", [ModelProto, bytearray])
+def test_a_model_in_memory_that_was_changed_gets_no_version(kind: type) -> None:
+    model = dense()
+    source: Any = model if kind is ModelProto else bytearray(model.SerializeToString())
+    with_overridden = ort.InferenceSession(source)
+    session = ort.InferenceSession(source, options())
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(2 * WEIGHT, "w"))
+    if kind is bytearray:
+        source[:] = model.SerializeToString()
+        with pytest.raises(ort.Fail, match=r"the bytearray was changed after the session had read it"):
+            with_overridden._version({"x": (5, 4)})
+    check(session, X)
+    if isinstance(session._in_place, FrequentSizes):
+        wait(session._in_place)
+    assert isinstance(session._in_place, ExecutorPool)
+    check(session, X)
+
+
 def test_a_session_of_a_model_that_was_replaced_does_not_compile_another_one(tmp_path: Path) -> None:
     model = dense()
     model.graph.input.append(helper.make_tensor_value_info("w", FLOAT, [4, 3]))  # an initializer with another value
