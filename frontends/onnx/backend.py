@@ -16,6 +16,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, RelaycError, device as open_device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.model_cache import digest_in_memory
 from relayc.frontends.onnx.containers import declared_container, is_tensor, shape_of
 from relayc.frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from relayc.frontends.onnx.importer import from_onnx
@@ -39,11 +40,12 @@ class RelayRep(BackendRep):
     """A prepared model: compiled once, for all sizes of its symbolic dimensions.
 
     A model that needs a size or a value at compile time is specialised on each set of input shapes (and shape-deciding
-    values) that `run` meets; so are shapes that contradict the size equalities assumed by the compiled model.
+    values) that `run` meets; so are shapes that contradict the size equalities assumed by the compiled model. The model
+    must not change until then: `run` raises OnnxImportError.
     """
 
     def __init__(self, model: ModelProto, compile_module: Callable[[IRModule], Executable]) -> None:
-        self._model = model
+        self._model, self._digest = model, digest_in_memory(model)
         self._compile_module = compile_module
         self._declared = [value.name for value in graph_inputs(model.graph)]
         self._all_declared = [value.name for value in model.graph.input]
@@ -106,6 +108,9 @@ class RelayRep(BackendRep):
             if found is not None:
                 return found
             shapes = {name: shape_of(value) for name, value in arrays.items()}
+            if digest_in_memory(self._model) != self._digest:
+                raise OnnxImportError("the model was changed after it had been prepared, and has to be compiled again "
+                                      f"for inputs of {shapes}; prepare it again")  # fmt: skip
             try:
                 mod, _ = from_onnx(self._model, shape=shapes, constants=values)
             except ValueNeededError as error:
