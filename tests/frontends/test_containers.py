@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from relayc import relay
 from relayc.backend.runtime import ArgumentError, device, graph_executor
-from relayc.frontends.onnx import ValueNeededError, from_onnx
+from relayc.frontends.onnx import OnnxImportError, ValueNeededError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
@@ -50,6 +50,21 @@ def test_sequences_come_and_go():
     assert [x.tolist() for x in out] == [x.tolist() for x in (a, b, y, a)]
     (out,) = prepared.run([[b], y])  # another length: compiled anew
     assert [x.tolist() for x in out] == [x.tolist() for x in (b, y, b)]
+
+
+def test_a_model_that_was_changed_is_not_compiled_again():
+    """An optional sequence needs a version of the model for each set of shapes."""
+    tensors = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, None))
+    x = helper.make_value_info("x", helper.make_optional_type_proto(tensors))
+    proto = model([helper.make_node("OptionalHasElement", ["x"], ["has"])], [x],
+                  [helper.make_tensor_value_info("has", TensorProto.BOOL, ())])  # fmt: skip
+    prepared, one = RelayBackend.prepare(proto), np.ones(2, np.float32)
+    assert prepared.run([[one]])[0]
+    proto.graph.node.append(helper.make_node("Not", ["has"], ["not"]))
+    proto.graph.output[0].name = "not"
+    assert prepared.run([[one]])[0]
+    with pytest.raises(OnnxImportError, match="the model was changed after it had been prepared"):
+        prepared.run([[one, one]])
 
 
 def test_a_sequence_is_one_parameter_or_one_per_shape():

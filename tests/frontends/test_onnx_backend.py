@@ -86,18 +86,6 @@ def test_inputs_by_name_and_weights_listed_as_inputs() -> None:
         prepared.run([X, X, X])
 
 
-def test_a_model_that_was_changed_is_not_compiled_again() -> None:
-    """Sizes of one name that differ need another version of the model."""
-    proto = model([helper.make_node("Concat", ["x", "z"], ["y"], axis=0)], [info("x", ["n", 3]), info("z", ["n", 3])])
-    prepared = backend.prepare(proto)
-    np.testing.assert_array_equal(prepared.run([X, X[:1]])[0], np.concatenate([X, X[:1]]))
-    proto.graph.node[0].input[:] = ["z", "x"]
-    for rows in (2, 1):
-        np.testing.assert_array_equal(prepared.run([X, X[:rows]])[0], np.concatenate([X, X[:rows]]))
-    with pytest.raises(OnnxImportError, match=r"the model was changed after it had been prepared.*'z': \(3, 3\)"):
-        prepared.run([X, np.ones((3, 3), np.float32)])
-
-
 def test_run_model_and_run_node() -> None:
     proto = model([helper.make_node("Abs", ["x"], ["y"])], [info("x", [2, 3])])
     np.testing.assert_array_equal(backend.run_model(proto, [-X])[0], X)
