@@ -15,6 +15,7 @@ from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require
 from relayc.relay.sizes import product, smaller
 from relayc.relay.type import TensorType, TupleType, dims_match
+from relayc.te.dtype import INT32
 
 __all__ = ["NonMaxSuppression", "NonZero", "non_max_suppression", "nonzero"]
 
@@ -109,6 +110,10 @@ def nonzero(data: Expr) -> tuple[TupleGetItem, TupleGetItem]:
 def non_max_suppression(
     boxes: Expr, scores: Expr, limit: Expr, iou: Expr, least: Expr, center: bool = False, most: int | None = None
 ) -> tuple[TupleGetItem, TupleGetItem]:
-    """Rows (image, class, box) of the boxes kept, and how many there are; `most` bounds `limit`."""
+    """Rows (image, class, box) of the boxes kept, and how many there are; `most` bounds `limit`.
+
+    A `most` beyond int32, as exporters write for "all", bounds nothing: boxes are numbered in int32.
+    """
+    most = None if most is None or most > INT32.max_value() else most
     call: Call = NonMaxSuppression(center=center, most=most)(boxes, scores, limit, iou, least)
     return TupleGetItem(call, 0), TupleGetItem(call, 1)

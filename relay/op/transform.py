@@ -186,8 +186,7 @@ class StridedSlice(OpDef):
         first, steps, sizes = list[Dim]([0] * len(shape)), [1] * len(shape), list(shape)
         for axis, begin, end, stride in zip(axes, self.begin, self.end, self.strides, strict=True):
             require(stride != 0, "(C3) a stride must not be 0")
-            first[axis], sizes[axis] = slice_axis(4, shape[axis], begin, end, stride)
-            steps[axis] = stride
+            first[axis], steps[axis], sizes[axis] = slice_axis(4, shape[axis], begin, end, stride)
         return first, steps, sizes
 
     def infer(self, x: TensorType) -> TensorType:

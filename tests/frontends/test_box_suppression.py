@@ -59,6 +59,12 @@ def test_no_boxes_at_all() -> None:
     assert kept(suppression(0), feeds, known=False).shape == (0, 3)
 
 
+def test_all_boxes_of_a_dynamic_number_are_kept_by_the_largest_limit() -> None:
+    feeds = {"boxes": 9 * RNG.random((2, 40, 4), dtype=np.float32), "scores": RNG.random((2, 3, 40), dtype=np.float32)}
+    model = suppression(0, most=2**63 - 1, iou=1.0, least=-1.0)  # torchvision's operator has no limit
+    assert len(kept(model, feeds, known=False)) == 2 * 3 * 40
+
+
 def detections(boxes: int, center: int) -> dict[str, np.ndarray]:
     """Many boxes that overlap, and scores with ties, few of them high."""
     corner, size = RNG.uniform(0, 30, (2, boxes, 2)), RNG.uniform(1, 9, (2, boxes, 2))

@@ -341,6 +341,7 @@ def _position(node: OnnxNode, index: int, k: int, passed: Dim | None, extent: Di
     if backwards and passed is not None:
         passed = min(-1 - passed, _FAR[0]) if isinstance(passed, int) else add_sizes(-1, product((-1, passed)))
     if isinstance(passed, int):
+        passed = max(passed, -_FAR[0])
         # Negative positions are non-negative ones in the reversed axis; `extent` is added to the others.
         return min(passed, _FAR[0]) if not backwards or passed >= 0 else larger(add_sizes(extent, passed), 0)
     if passed is not None and is_at_least(passed, 0):
