@@ -45,7 +45,7 @@ _GREEDY_TOKENS, _GREEDY_CONTEXT = 64, 32
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: prefill of a prompt, or, with `steps`, decode behind a context."""
+    """A measurement: prefill of a prompt, or, with `steps`, decode behind a context."""
 
     batch: int
     positions: int

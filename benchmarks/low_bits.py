@@ -50,7 +50,7 @@ class Decoder:
     asymmetric: bool
 
     def case(self, rows: int, dynamic: bool) -> str:
-        """What is measured, in words."""
+        """A measurement of these products with so many rows, in words."""
         data = "int8" if self.accuracy == 4 else "float"
         kind = f"{self.bits}-bit, blocks of {self.block}, {data} data{', asymmetric' if self.asymmetric else ''}"
         return f"{kind}, {rows} rows{', dynamic' if dynamic else ''}"

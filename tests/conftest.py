@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded and collected by now is no garbage: collections of it during the tests take time for nothing."""
+    """Freeze modules and tests: they are no garbage, and collections of them during the tests take time for nothing."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -105,7 +105,7 @@ class FunctionText:
         self.indices: dict[object, Any] = {}
         """Expression -> the index that a code generator made of it, of pure values defined so far."""
         self.ramps: dict[object, Any] = {}
-        """The same for expressions of several lanes."""
+        """Expression of several lanes -> the index that a code generator made of it, of pure values defined so far."""
 
     def value(self, instruction: str) -> str:
         """Append an instruction that has a value; returns the value's name."""

@@ -27,7 +27,7 @@ def describe(graph: ExecutionGraph, name: str, target: str, device: str) -> Grap
 
 @dataclass(frozen=True)
 class _Describer:
-    """What is the same for a graph, its variants and those in its control flow."""
+    """Describes a graph, its variants and those in its control flow, with one name, target and device."""
 
     name: str
     target: str

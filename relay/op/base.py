@@ -164,7 +164,7 @@ class OpDef(Abstract):
         raise GradientError(f"operator {self.name} has no gradient rule (relay.op.base.OpDef.gradient)")
 
     def decomposed(self, *args: Expr) -> Expr | None:
-        """The same result by simpler operators, whose gradient rules serve this one; None if there is no need."""
+        """The operator's result by simpler operators, which have gradient rules; None if it has a rule itself."""
         return None
 
     def macs(self, types: Sequence[Type], result: Type) -> int:

@@ -91,7 +91,7 @@ class _Positions:
 
 
 def _least_distance(condition: Expr) -> _Positions | None:
-    """What is at least 0 where a comparison of positions holds."""
+    """A comparison of positions as a distance that is at least 0 where it holds; None if it is none."""
     while is_call_of(condition, *_VIEWS):
         condition = cast(Call, condition).args[0]
     for name, sign, least in (("greater_equal", 1, 0), ("greater", 1, 1), ("less_equal", -1, 0), ("less", -1, 1)):

@@ -294,7 +294,7 @@ def _operand_parts(part: _Part, shared: Sharing) -> list[_Part]:
 
 
 def _multiple(part: _Part, e: Call) -> list[_Part]:
-    """What is multiplied by a positive number in `e`, in units that make up for it."""
+    """The factor of `e` that is no positive number, in units that make up for the number."""
     for factor, other in (e.args, e.args[::-1]):
         value = factor
         if isinstance(factor, Call) and isinstance(factor.op, Dequantize) and isinstance(factor.args[0], Constant):

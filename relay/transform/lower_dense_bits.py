@@ -95,7 +95,7 @@ def _are_rows_taken(x: Expr) -> bool:
 
 
 def _quantized_before_taken(taken: Expr, blocks: int, unit: float) -> tuple[Expr, Expr, Expr]:
-    """The same as `_quantized` for rows that are taken, each once or several times: a row is rounded once."""
+    """`_quantized` of rows that are taken, each once or several times: a row is rounded once."""
     assert isinstance(taken, Call) and isinstance(taken.op, Take)
     rows, at = taken.args
     rows = rows if rows.dtype == "float32" else elementwise.cast(rows, "float32")

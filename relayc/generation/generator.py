@@ -411,7 +411,7 @@ class Generator:
         decoder_ids: Sequence[int] | None,
         stream: Callable[[Token], None] | None,
     ) -> list[Generation]:
-        """What is generated for each prompt."""
+        """Generate tokens for each prompt, and call `stream` for each token."""
         rows: dict[int, _Row] = {}
         for token in self._tokens(prompts, options, decoder_ids, rows):
             if stream is not None:

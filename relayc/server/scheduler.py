@@ -43,7 +43,7 @@ class ModelOptions:
 
 
 class Observer(Protocol):
-    """What is told about runs that succeed: seconds of each request in the queue, seconds of computing, rows."""
+    """Is called after runs that succeed, with the seconds of each request in the queue, of computing, and the rows."""
 
     def ran(self, queued: Sequence[float], computed: float, rows: int) -> None: ...
 

@@ -324,7 +324,7 @@ class Interpreter(Visitor[Any]):
             raise InterpreterError(f"element {position} of {buffer.name} lies outside its {view.size} elements")
 
     def _lanes_used(self, lanes: int, mask: Any) -> Any:
-        """Which of the lanes in `mask` are used, of a load of so many."""
+        """Whether each lane of a load of so many is used; with `mask`, of the lanes in it."""
         used = np.ones(lanes, bool) if self._selected is None else self._selected
         used = np.broadcast_to(used if lanes > 1 else np.any(used), lanes)
         return used if mask is None else used[mask]

@@ -241,7 +241,7 @@ def test_float64_by_intervals(op, target):
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_square_roots_of_float64_are_those_of_the_instruction(target: str) -> None:
-    """Of every magnitude, and where the exact root is close to the middle of two floats, or to a float."""
+    """Operands have every magnitude, and roots close to the middle of two floats, or to a float."""
     if "avx512" in target and "avx512f" not in Target("llvm").features:
         pytest.skip("this processor does not have AVX-512")
     random = np.random.default_rng(14)

@@ -426,7 +426,7 @@ def test_an_axis_is_taken_away_where_its_size_is_one(negated):
 
 
 def test_equal_branches_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chain of Ifs, and of a tree of them inside each other, each kind of branch is optimised once."""
+    """Each kind of branch is optimised once, of a chain of Ifs and of a tree of them inside each other."""
 
     def branch(name: str, nodes: list[NodeProto]) -> GraphProto:
         return helper.make_graph(nodes, name, [], [info(nodes[-1].output[0], [2, 3])])

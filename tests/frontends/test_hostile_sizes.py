@@ -213,7 +213,7 @@ def test_regions_of_any_size_are_sampled_in_bounded_time() -> None:
 
 
 def test_positions_out_of_range_read_no_other_memory() -> None:
-    """Of the model or its inputs: they are limited to the axis, as all positions are without checks of indices."""
+    """Positions are limited to the axis, as all are without checks of indices: nothing else of the model is read."""
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     rows = {"i": np.array([0, 1 << 30, -(1 << 30)])}
     for extent in (2, "n"):

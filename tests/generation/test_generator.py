@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_first_decoder_may_take_other_inputs():
-    """Of other roles, and of other types, than the decoder with past."""
+    """The inputs have other roles, and other types, than those of the decoder with past."""
     first, extra = tiny.first_decoder(), {"token_type_ids": ["batch", "count"], "logits_to_keep": [1]}
     first.graph.input.extend(onnx.helper.make_tensor_value_info(n, onnx.TensorProto.INT32, s) for n, s in extra.items())
     generator = Generator(tiny.decoder(), prefill=first)

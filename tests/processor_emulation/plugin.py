@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def emulated_processors() -> Generator[None, None, None]:
-    """What is compiled for other processors during the test runs here."""
+    """Code that is compiled for other processors during the test runs here."""
     from tests.processor_emulation import emulation
 
     reason = emulation.unavailable()

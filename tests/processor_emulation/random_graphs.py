@@ -49,7 +49,7 @@ _BESIDE = (
     "BatchNormalization", "Split", "Tanh", "Sigmoid",
 )  # fmt: skip
 _ALLOWED = {"float32": 0.05, "float16": 0.1, "bfloat16": 0.2}
-"""Of the largest magnitude: an operand that is rounded the other way moves a product by 2^-8 of its own."""
+"""Shares of the largest magnitude: an operand that is rounded the other way moves a product by 2^-8 of its own."""
 
 
 def _backend(processor: str, precision: str) -> type[RelayBackend]:

@@ -247,7 +247,7 @@ def test_few_rows_with_minor_set_conflicts_are_one_tile():
 
 
 def test_tiles_for_any_batch_suit_one_image_and_several():
-    """Of 49 rows tiles of 13 or 14 would compute seven twice, a seventh; eight images are as many whole tiles."""
+    """Tiles of 13 or 14 would compute seven of 49 rows twice, a seventh; eight images are as many whole tiles."""
     n = te.size_var("n")
     assert likely_rows((n, 7, 7), 1) == likely_rows((49 * n,), 1) == (49, 392)
     assert likely_rows((n,), 1) == likely_rows((n, 4), 1) == likely_rows((n, te.size_var("h"), 7), 1) == (1,)

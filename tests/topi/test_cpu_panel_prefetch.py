@@ -131,7 +131,7 @@ class Prefetched(Interpreter):
 
 
 def test_few_of_a_dynamic_number_of_rows_prefetch_the_next_panel():
-    """Of tiles of half the height, of 4 or of 2 rows one prefetches all of it, two a half each; of single rows none."""
+    """One tile of half the height, of 4 or of 2 rows prefetches all of it, two a half each; single rows none."""
     steps, width, panels = 256, 32, 4
     x, w = te.placeholder((te.size_var("n"), steps)), te.placeholder((panels, steps, width), name="w")
     y = topi.nn.dense_packed(x, w, panels * width)

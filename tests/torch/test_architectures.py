@@ -14,7 +14,7 @@ pytest.importorskip("onnxscript", reason="needs torch's exporter: pip install 'r
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-5
-"""Of the largest value of each result: the sums of a float32 model in another order."""
+"""Share of the largest value of each result: the sums of a float32 model in another order."""
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99}
 

@@ -97,7 +97,7 @@ def index_of(e: Emitter, expr: PrimExpr) -> Index:
 
 
 def known_or(e: Emitter, known: dict[Any, R], expr: PrimExpr, make: Callable[[Emitter, Any], R]) -> R:
-    """What is `known` of an expression, or else ``make(e, expr)``, which is remembered unless it loads anything."""
+    """Return the entry of `expr` in `known`, or else ``make(e, expr)``, which is added unless it loads anything."""
     found = known.get(expr)
     if found is None:
         before = e.text.written_once

@@ -259,7 +259,7 @@ class _Coordinates:
     def of(
         on: _Operators, how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: Region
     ) -> _Coordinates:
-        """Those of nearest elements are computed in float32, as onnxruntime and PyTorch do.
+        """Coordinates of one axis. Nearest elements are found in float32, as in onnxruntime and PyTorch.
 
         4 / float32(4 / 3) is 3 there, and rounded down in float64 it would be 2.
         """

@@ -159,7 +159,7 @@ def test_gather_block_quantized(bits, with_zeros, depth):
 @pytest.mark.parametrize("with_zeros", [True, False])
 @pytest.mark.parametrize("depth", [40, 48])
 def test_slices_of_bytes_in_blocks(with_zeros, depth):
-    """Of a table of three dimensions; only what is taken is unpacked."""
+    """Slices are of a table of three dimensions; only what is taken is unpacked."""
     shape, block = (7, 3, depth), 16
     codes, scales = rng.integers(0, 16, shape), rng.uniform(0.1, 1.0, (7, 3, 3)).astype(np.float32)
     points = rng.integers(0, 16, scales.shape) if with_zeros else np.full(scales.shape, 8)

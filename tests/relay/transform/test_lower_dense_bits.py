@@ -97,7 +97,7 @@ def test_dynamic_rows(rows, bits, activations, target):
 @pytest.mark.parametrize("columns", [64, 37])
 @pytest.mark.parametrize("groups", [(3, 1), (2, 8), (1, 4), (4, 19), (2, 6)])
 def test_groups_of_rows_with_weights_of_experts(groups, columns, bits, block, zeros, activations, target):
-    """Of a dynamic number and length, and static ones."""
+    """Groups have a dynamic number and length, and static ones."""
     of_experts = [weights(columns, 128, block, bits, zeros) for _ in range(3)]
     packed, scales, real = [np.stack([each[n] for each in of_experts]) for n in (0, 1, 3)]
     points = None if zeros == "middle" else np.stack([each[2] for each in of_experts if each[2] is not None])
@@ -113,7 +113,7 @@ def test_groups_of_rows_with_weights_of_experts(groups, columns, bits, block, ze
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rows_that_experts_take_are_rounded_once(dtype):
-    """Of a table of activations; the embedding of a constant table is rounded after it is taken."""
+    """Rows of a table of activations are rounded before they are taken, those of a constant table after."""
     of_experts = [weights(40, 64, 32, 4, "middle") for _ in range(3)]
     packed, scales, real = [np.stack([each[n] for each in of_experts]) for n in (0, 1, 3)]
     data, which, chosen = normal(5, 64).astype(dtype), RANDOM.integers(0, 5, (6, 4)), RANDOM.integers(0, 3, 6)
@@ -243,7 +243,7 @@ def test_products_of_bytes_on_aarch64(cpu, rows, instruction):
 @pytest.mark.parametrize("activations", ["float", "int8"])
 @pytest.mark.parametrize("known", [0, 3])
 def test_no_rows(activations, known):
-    """Of three dimensions of rows, the last one has a known size."""
+    """Rows have three dimensions, the last of which has a known size."""
     codes, scales, points, real = weights(7, 48, 16, 4, "codes")
     x = relay.var("x", (te.size_var("n"), te.size_var("m"), known, 48))
     data = normal(2, 1, known, 48)

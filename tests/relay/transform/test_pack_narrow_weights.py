@@ -58,7 +58,7 @@ def test_convolutions_with_half_precision_weights_are_summed_in_float32(groups):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2e-3), ("float64", 1e-12)])
 @pytest.mark.parametrize("depth", [(), (3,)], ids=["planes", "volumes"])
 def test_winograd_convolutions_of_other_types(dtype: str, tolerance: float, depth: tuple[int, ...]):
-    """Those of float16 are computed in float32, with weights transformed in it; those of float64 in float64."""
+    """Convolutions of float16 are computed in float32, with weights transformed in it; those of float64 in float64."""
     data = RNG.standard_normal((1, 64, *depth, 28, 28)).astype(dtype)
     weight = (RNG.standard_normal((64, 64, *depth, 3, 3)) / 24).astype(dtype)
     x, layer = var("x", shape=data.shape, dtype=dtype), nn.conv3d if depth else nn.conv2d

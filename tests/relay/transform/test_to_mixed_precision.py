@@ -218,7 +218,7 @@ def test_accuracy_of_compiled_models(model, dtype, tolerance):
 
 @pytest.mark.parametrize(("limit", "rounded"), [(4 * 6 * 6 * 8 - 1, True), (4 * 6 * 6 * 8, False)])
 def test_large_images_of_residual_connections_are_stored_rounded(limit: int, rounded: bool):
-    """Those that a convolution reads rounded in any case; the sum is of float32."""
+    """An image is stored rounded if a convolution reads it rounded in any case; the sum is of float32."""
     x, w, v = relay.var("x", (1, 8, 6, 6)), weights(8, 8, 1, 1), weights(8, 8, 1, 1)
     image = relay.nn.relu(relay.nn.conv2d(x, w))
     before = relay.Function((x,), relay.add(relay.nn.conv2d(image, v), image))

@@ -206,7 +206,7 @@ def test_a_store_that_keeps_some_lanes_reads_nothing() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_lanes_that_are_not_used_may_be_unwritten(masked: bool) -> None:
-    """Those not selected, and those that a store masks off. Others may not."""
+    """Lanes may be unwritten that are not selected, or that a store masks off; others may not."""
 
     def run(used: int) -> np.ndarray:
         scratch, out = decl_buffer((4,), "float32", "scratch"), decl_buffer((4,), "float32", "out")

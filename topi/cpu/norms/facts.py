@@ -44,7 +44,7 @@ class RowFacts(KernelFacts):
     group: int = 1
 
     def over(self, axes: Iterable[int]) -> RowFacts:
-        """The same kernel with rows of other dimensions."""
+        """This kernel with rows of other dimensions."""
         return replace(self, axes=tuple(axes), group=1)
 
     def of(self, out: te.Tensor, anchor: te.Operation) -> RowFacts:

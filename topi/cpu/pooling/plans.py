@@ -33,8 +33,8 @@ _NEIGHBOURS = 2
 _VECTORS_OF_LINE = 2
 """Vectors of adjacent windows that are computed together."""
 _SHUFFLED_VECTORS, _SHUFFLED_OF_LONG = 8, 4
-"""The same in registers, which take two more vectors of reductions across lines: for lines that have no more, and for
-longer ones, whose copies with and without borders take longer to compile."""
+"""Vectors of adjacent windows that are shuffled in registers, two more with reductions across lines: for lines that
+have no more, and for longer ones, whose copies with and without borders take longer to compile."""
 _FEW_GROUPS = 3
 """Most groups of such vectors in a line that are unrolled: most of them touch a border."""
 _PREFETCHED_LINES, _LONG_LINE_BYTES = 3, 768

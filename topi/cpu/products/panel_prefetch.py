@@ -49,8 +49,9 @@ _LEAST_MULTIPLY_ADDS_A_LINE = 8
 """Fewest vectors that are multiplied and added for each prefetched line: with fewer the hardware prefetcher is
 faster."""
 _LEAST_OF_FEW_ROWS = 2
-"""The same for tiles of a few of a dynamic number of rows, which share a panel with one other at most. (Emerald Rapids,
-103 MB of float32 weights, two rows: 1.35 times as long as one row with the hardware prefetcher alone, else 1.0.)"""
+"""Fewest vectors for each line in tiles of a few of a dynamic number of rows, which share a panel with one other at
+most. (Emerald Rapids, 103 MB of float32 weights, two rows: 1.35 times as long as one row with the hardware prefetcher
+alone, else 1.0.)"""
 _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
 """Steps of the reduction between prefetches of the lines that a tile's sums are added to: the first that divides it."""
 _LONG_SUM = 512

@@ -248,7 +248,7 @@ class RowPlan:
             self._row_by_row(s, out, passes)
 
     def _row_by_row(self, s: te.Schedule, out: te.Tensor, passes: Passes) -> None:
-        """Of several passes the last one prefetches the next row, or the speculation on its result does."""
+        """Reduce row by row: the last pass prefetches the next row, or the speculation on its result does."""
         speculation, length, axes = passes.speculation, passes.length, list(s[out].op.axis)
         partials = list[te.Tensor]()
         at = (out, s[out].fuse(*axes)) if axes else None  # one row may have several results, which are no loop's

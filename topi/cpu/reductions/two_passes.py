@@ -54,7 +54,7 @@ class TwoPassFacts(KernelFacts):
 
     @cached_property
     def x(self) -> te.Tensor:
-        """What is reduced."""
+        """The tensor that is reduced."""
         return next(t for t in self.anchor.input_tensors if not uses_reduction(t.op))
 
     @cached_property

@@ -120,7 +120,7 @@ class TransposeFacts:
 
     @property
     def result_alignment(self) -> int:
-        """The same of neighbouring rows of the output."""
+        """The largest power of two that divides the distance in bytes between neighbouring rows of the output."""
         return _alignment(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
 
     @property
