@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
 from relayc.backend.runtime.checks import as_integer
+from relayc.backend.runtime.log import warn_once
 from relayc.backend.runtime.metadata import DeclaredShape
 from relayc.frontends.onnx.errors import OnnxImportError, UnknownRankError, compose, fault, unsupported
 from relayc.frontends.onnx.sizes import SizeTable
@@ -95,12 +96,18 @@ class _Inputs:
         self.shape = shape
         self.dtype = _dtypes_passed(dtype, where)
         self.sizes: dict[str, int] = {}
+        self.contradicted: set[str] = set()
+        """names of dimensions that have several sizes in the user's shapes: as in onnxruntime, they may"""
         self.declared = {value.name: self._declared(value) for value in inputs}
 
     def types(self) -> dict[str, TensorType]:
         self._check_names()
         for name, dims in self.declared.items():
             self._fix_sizes(name, dims)
+        for size in sorted(self.contradicted):
+            del self.sizes[size]
+            warn_once(f"{self.where}: the shapes given by shape= differ in the dimension {size!r}, which the model has "
+                      "once: it is imported for both")  # fmt: skip
         return {value.name: self._type(value) for value in self.inputs}
 
     def _declared(self, value: ValueInfoProto) -> DeclaredShape | None:
@@ -157,12 +164,15 @@ class _Inputs:
         for declared, size in zip(dims if dims is not None else [], passed, strict=False):
             if not isinstance(declared, str) or not isinstance(size, int):
                 continue
-            if self.sizes.setdefault(declared, size) != size:
+            if self.sizes.setdefault(declared, size) == size:
+                continue
+            if declared in self.shape:
                 raise fault(
                     f"{self.where}: input {name!r}",
                     f"shape= makes the dimension {declared!r} both {self.sizes[declared]} and {size}",
                     expected="one size for one name",
                 )
+            self.contradicted.add(declared)
 
     def _type(self, value: ValueInfoProto) -> TensorType:
         where = f"{self.where}: input {value.name!r}"

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import relayc.frontends.onnx.backend as backend
-from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -84,6 +84,23 @@ def test_inputs_by_name_and_weights_listed_as_inputs() -> None:
         assert outputs["y"] is outputs[0]
     with pytest.raises(OnnxImportError, match="3 inputs given; the model takes 2: x, w"):
         prepared.run([X, X, X])
+
+
+def test_sizes_of_one_name_may_differ(caplog: pytest.LogCaptureFixture) -> None:
+    """A name that two inputs contradict is open for a third, as in onnxruntime."""
+    inputs = [info("x", ["n", 3]), info("z", ["n", 3]), info("w", ["n", 3])]
+    proto = model([helper.make_node("Concat", ["x", "z", "w"], ["y"], axis=0)], inputs)
+    prepared = backend.prepare(proto)
+    for rows in (2, 1, 3):
+        others = np.ones((rows, 3), np.float32)
+        np.testing.assert_array_equal(prepared.run([X, others, X])[0], np.concatenate([X, others, X]))
+    assert "the shapes given by shape= differ in the dimension 'n'" in caplog.text
+    module, _ = from_onnx(proto, shape={"x": (2, 3), "z": (1, 3)})
+    assert [str(value.ty) for value in module["main"].params] == [
+        "Tensor[(2, 3), float32]", "Tensor[(1, 3), float32]", "Tensor[(n, 3), float32]"
+    ]  # fmt: skip
+    with pytest.raises(OnnxImportError, match="shape= makes the dimension 'n' both 2 and 1"):
+        from_onnx(proto, shape={"n": 2, "z": (1, 3)})
 
 
 def test_run_model_and_run_node() -> None:
