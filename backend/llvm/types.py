@@ -15,7 +15,8 @@ import numpy as np
 from relayc.te.dtype import DType, dtype
 from relayc.te.errors import CompileError
 
-__all__ = ["compute_type", "constant", "element_bytes", "memory_type", "register_type", "suffix", "vector_constant"]
+__all__ = ["compute_type", "constant", "element_bytes", "memory_type", "register_bits",
+           "register_type", "suffix", "vector_constant"]  # fmt: skip
 
 _FLOATS = {16: "half", 32: "float", 64: "double"}
 
@@ -38,6 +39,15 @@ def register_type(of: DType) -> str:
     if of.is_integral and of.bits >= 8:
         return f"i{of.bits}"
     raise CompileError(f"the llvm target has no values of type {of}; cast to a wider type first")
+
+
+@cache
+def register_bits(kind: str) -> int:
+    """The bits of a value of an LLVM type that `register_type` gives."""
+    if kind.startswith("<"):
+        lanes, element = kind[1:-1].split(" x ")
+        return int(lanes) * register_bits(element)
+    return 64 if kind == "ptr" else next((bits for bits, name in _FLOATS.items() if name == kind), 0) or int(kind[1:])
 
 
 @cache

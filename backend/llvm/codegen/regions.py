@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import TypeGuard
 
 from relayc.backend.llvm.assembly import FunctionText
@@ -16,7 +17,7 @@ from relayc.backend.llvm.codegen.stores import end_nontemporal
 from relayc.backend.llvm.codegen.vectors import call_overloaded
 from relayc.backend.llvm.codegen.work_partition import partition
 from relayc.backend.llvm.codegen.workspace import leave_if_exhausted
-from relayc.backend.llvm.types import register_type
+from relayc.backend.llvm.types import register_bits, register_type
 from relayc.te.dtype import INT64
 from relayc.te.tir import AttrStmt, For, ForKind, IntImm, SeqStmt, Stmt, Var
 from relayc.te.tir.analysis import free_variables
@@ -199,17 +200,24 @@ def _outline_body(outer: Emitter, loop: For, around: For | None) -> tuple[_Run, 
 
 
 def _store_closure(outer: Emitter, captured: _Captured) -> str:
-    closure = outer.text.alloca(f"[{len(captured)} x i64]", 8)
-    for i, (kind, value) in enumerate(captured):
-        outer.text.effect(f"store {kind} {value}, ptr {byte_offset(outer, closure, 8 * i)}, align 8")
+    *offsets, size = _offsets([kind for kind, _ in captured])
+    closure = outer.text.alloca(f"[{size // 8} x i64]", 8)
+    for offset, (kind, value) in zip(offsets, captured, strict=True):
+        outer.text.effect(f"store {kind} {value}, ptr {byte_offset(outer, closure, offset)}, align 8")
     return closure
 
 
+def _offsets(kinds: Sequence[str]) -> list[int]:
+    """Where values of these types lie in memory, in bytes, each from a word on; last, how much memory they take."""
+    sizes = [-(-register_bits(kind) // 64) * 8 for kind in kinds]
+    return list(accumulate(sizes, initial=0))
+
+
 def _loaded(text: FunctionText, words: str, kinds: Sequence[str]) -> _Captured:
-    """Load values of these types, each in a word of memory."""
+    """Load values of these types, stored as in a closure."""
     loaded: _Captured = []
-    for i, kind in enumerate(kinds):
-        address = text.value(f"getelementptr i8, ptr {words}, i64 {8 * i}")
+    for offset, kind in zip(_offsets(kinds), kinds, strict=False):
+        address = text.value(f"getelementptr i8, ptr {words}, i64 {offset}")
         loaded.append((kind, text.value(f"load {kind}, ptr {address}, align 8")))
     return loaded
 

@@ -383,6 +383,19 @@ def test_nested_parallel_loops_with_captured_values(run_both):
     assert_same(run_both(f, sample("float32", 256), np.zeros(256, "float32"), 3, 1.5), rtol=1e-6)
 
 
+def test_parallel_loops_capture_vectors(run_both):
+    n, c = SizeVar("n"), decl_buffer((1024,), "int64", name="C")
+    wide, mask = Var("wide", dtype_of("int64x16")), Var("mask", dtype_of("boolx16"))
+    small, last = Var("small", dtype_of("int8x16")), Var("last", dtype_of("int64"))
+    value = select(mask, wide + cast("int64x16", small), wide - Broadcast(last, 16))
+    body = loop(n, lambda i: BufferStore(c, value * cast("int64", i), (ramp(i * 16, 1, 16),)), ForKind.PARALLEL)
+    lanes = ramp(cast("int64", n), 3, 16)
+    kept = lanes % Broadcast(cast("int64", n), 16) < const(4, "int64")
+    for var, captured in [(last, cast("int64", n) * 7), (small, cast("int8x16", lanes)), (mask, kept), (wide, lanes)]:
+        body = LetStmt(var, captured, body)
+    assert_same(run_both(make(body, c, n), np.zeros(1024, "int64"), 9))
+
+
 def test_large_scratch_memory_comes_from_the_context(run_both):
     a, c = decl_buffer((8,), name="A"), decl_buffer((8,), name="C")
     big = decl_buffer((1 << 16,), name="big")
