@@ -21,7 +21,8 @@ class Substitution(Mutator):
     """Replaces variables by expressions and buffers by buffers; a shared expression is visited once.
 
     With `fresh`, every variable and buffer that the statement defines is replaced by a new one of the same name, so
-    that the copy can stand beside the original.
+    that the copy can stand beside the original. A `Let` that changes gets a new variable always: copies of it with
+    other values may stand in one expression, and share what is equal in them.
     """
 
     def __init__(self, variables: Mapping[Var, Any], buffers: Mapping[Buffer, Buffer], fresh: bool) -> None:
@@ -29,6 +30,7 @@ class Substitution(Mutator):
         self.buffers = dict(buffers)
         self.fresh = fresh
         self._done: dict[PrimExpr, Any] = {}
+        self._defined: dict[Var, Var] = {}
 
     def visit(self, node: Any) -> Any:
         node_class = node.__class__
@@ -44,11 +46,12 @@ class Substitution(Mutator):
         return found
 
     def _define(self, var: Var) -> Var:
-        if not self.fresh:
-            return var
-        self._done.pop(var, None)
-        new = self.variables[var] = var.__class__(var.name, var.dtype)
-        return new
+        """The variable in place of `var`: the same one where several definitions of it share expressions."""
+        if var not in self._defined:
+            self._done.pop(var, None)
+            self._defined[var] = var.__class__(var.name, var.dtype)
+        self.variables[var] = self._defined[var]
+        return self._defined[var]
 
     def visit_Var(self, node: Var) -> PrimExpr:
         return self.variables.get(node, node)
@@ -72,7 +75,11 @@ class Substitution(Mutator):
 
     def visit_Let(self, node: Let) -> Let:
         if not self.fresh:
-            return node.rebuild(self.visit)
+            new = node.rebuild(self.visit)
+            if new is node:
+                return node
+            var = node.var.__class__(node.var.name, node.var.dtype)
+            return Let(var, new.value, substitute(new.body, {node.var: var}))
         value = self.visit(node.value)
         return Let(self._define(node.var), value, self.visit(node.body))
 

@@ -18,6 +18,7 @@ from relayc.te.tir import (
     ForKind,
     IfThenElse,
     IterVar,
+    Let,
     PrimFunc,
     Range,
     SizeVar,
@@ -46,6 +47,7 @@ from relayc.te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
 from relayc.te.tir.passes.simplify import simplify
 from relayc.te.tir.passes.unroll import unroll
 from relayc.te.tir.passes.vectorize import vectorize
+from relayc.te.tir.substitute import fresh_copy, substitute
 from relayc.te.tir.verifier import verify
 
 i, j = Var("i"), Var("j")
@@ -494,3 +496,19 @@ def test_sums_read_at_unknown_indices_are_kept():
     for read in (*[loop(j, 4, each) for each in reads], prefetched):
         kept = remove_no_op(whole.with_body(Allocate(tile, seq([body, read]))))
         assert str(kept).count("T[") >= 4 + 8 + 1
+
+
+def test_copies_of_a_let_with_other_values_have_variables_of_their_own():
+    indices, out = decl_buffer((2, 8), "int32", name="A"), decl_buffer((8,), "int32", name="B")
+    row, i, position = Var("row"), Var("i"), Var("position")
+    wrapped = position + select(position < 0, const(100), const(0))
+    at = Let(position, BufferLoad(indices, (row, i)), wrapped)
+    first, second = [substitute(at, {row: const(r)}) for r in (0, 1)]
+    assert first.var is not second.var
+    one_body = Let(position, BufferLoad(indices, (const(0), i)), wrapped) * 1000 + Let(position, i, wrapped)
+    x = np.arange(-8, 8, dtype="int32").reshape(2, 8)
+    for value, wanted in [(first * 1000 + second, x[0] % 100 * 1000 + x[1]), (one_body, x[0] % 100 * 1000 + range(8))]:
+        body = loop(i, 8, BufferStore(out, value, (i,)))
+        got = np.zeros(8, "int32")
+        interpret(function(fresh_copy(body), indices, out), x, got)
+        np.testing.assert_array_equal(got, wanted)
