@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, helper
 
+from relayc.backend.runtime.errors import IndexRangeError
 from relayc.frontends.onnx.backend import RelayBackend
 from relayc.frontends.onnx.errors import OnnxImportError
 
@@ -110,6 +111,22 @@ def test_features():
     check("Imputer", holes, imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan"))
     check("Imputer", np.array([[1, -1], [-1, 2]], np.int64), imputed_value_int64s=[5], replaced_value_int64=-1)
     check("FeatureVectorizer", X, inputdimensions=[3])
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown", "attrs"),
+    [
+        (np.array([[1], [9]], np.int64), np.array([[1], [7]], np.int64), {"cats_int64s": [4, 1, 9]}),
+        (np.array([["b"], ["a"]]), np.array([["a"], ["c"]]), {"cats_strings": ["a", "b"]}),
+    ],
+)
+def test_unknown_categories_end_the_run(known: np.ndarray, unknown: np.ndarray, attrs: dict[str, Any]):
+    """As scikit-learn's encoder does by default: zeros=0."""
+    given = known if "cats_int64s" in attrs else known.astype(object)
+    check("OneHotEncoder", given, zeros=0, **attrs)
+    encoder = RelayBackend.prepare(model("OneHotEncoder", given, zeros=0, **attrs))
+    with pytest.raises(IndexRangeError, match=r"OneHotEncoder.*a category that is none of its own"):
+        encoder.run([unknown.astype(given.dtype)])
 
 
 def test_label_encoder():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from relayc.frontends.onnx.ops.common import require_rank, reshape_to
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
+from relayc.relay.op.index_check import IndexCheck
 from relayc.relay.sizes import dims_match, product
 
 __all__ = ["POST_TRANSFORMS", "class_labels", "float_rows", "floats", "label_table", "labelled", "post_transformed"]
@@ -183,21 +185,21 @@ def normalizer(node: OnnxNode) -> Expr:
 
 @converter("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(node: OnnxNode) -> Expr:
-    """One-hot over categories; unknown ones give zeros."""
+    """One-hot over categories; unknown ones give zeros, or with zeros=0 end the run with an error."""
     names = node.attrs.get_strings("cats_strings")
-    if not node.attr_bool("zeros", True):
-        raise node.unsupported("zeros=0, which fails on unknown categories when it runs")
+    known: list[Any] = list(dict.fromkeys(names or node.attr_ints("cats_int64s")))
     if names:
-        return _one_hot_names(node, names)
-    categories = Constant(np.array(node.attr_ints("cats_int64s"), np.int64))
-    x = op.expand_dims(op.cast(node[0], "int64"), node.rank(0))
-    return op.cast(op.equal(x, categories), "float32")
-
-
-def _one_hot_names(node: OnnxNode, names: Sequence[str]) -> Expr:
-    known = list(dict.fromkeys(names))
-    table = np.array([[name == category for category in names] for name in [*known, None]], np.float32)
-    return op.take(Constant(table), op.strings.index(node[0], known), axis=0, mode="fast")
+        index = op.strings.index(node[0], known)
+    else:
+        found = op.equal(op.expand_dims(op.cast(node[0], "int64"), node.rank(0)), Constant(np.array(known, np.int64)))
+        places, none = np.arange(len(known), dtype=np.int64), np.array(len(known), np.int64)
+        index = op.min(op.where(found, Constant(places), Constant(none)), axis=(node.rank(0),))
+    if not node.attr_bool("zeros", True):
+        check = IndexCheck(axes=("0",), source=f"OneHotEncoder {node.name!r}, a category that is none of its own: ")
+        index = check(index, Constant(np.array([len(known)], np.int64)))
+    columns = names or node.attr_ints("cats_int64s")
+    table = np.array([[value == category for category in columns] for value in [*known, None]], np.float32)
+    return op.take(Constant(table), index, axis=0, mode="fast")
 
 
 def _linear(node: OnnxNode, targets: int) -> Expr:
