@@ -46,10 +46,10 @@ def form_text(path: Path, form: Form, kernel: str | None, how: Build) -> Iterato
 
 
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
-    """The distinct kernels of the module, lowered to loops."""
-    graph = make_graph(module["main"])
+    """The distinct kernels of the module and of what control flow in it runs, lowered to loops."""
+    graph = make_graph(module["main"], lambda body: relay.optimize(body, target)["main"])
     arrange(graph, target)
-    workloads = {node.workload.key: node.workload for node in graph.nodes}
+    workloads = {node.workload.key: node.workload for part in graph.all_graphs() for node in part.nodes}
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:
             yield lower(workload, target)

@@ -167,6 +167,20 @@ def test_show_kernels_of_sizes_assumed_to_be_equal(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and "def fused_strided_slice_reshape_transpose" in shown.output, shown.output
 
 
+def test_show_kernels_of_a_loop(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[n] x, int64 count, bool go) => (float[n] y) {
+      y = Loop (count, go, x) <body = step (int64 i, bool before, float[n] v) => (bool after, float[n] w) {
+        after = Identity(before)
+        r = Relu(v)
+        w = Exp(r)
+      }>
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    shown = runner.invoke(app, ["show", str(tmp_path / "m.onnx"), "loops"])
+    assert shown.exit_code == 0 and "def fused_nn_relu_exp" in shown.output, shown.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "texts"),
     [
