@@ -170,18 +170,9 @@ class IndexMath:
     # -- arithmetic ----------------------------------------------------------------------------------------------
 
     def merge(self, p: Poly) -> Poly:
-        """Rewrite sums whose parts complement each other.
-
-        w * (x % m) + w * m * (x // m) is w * x: fusing and splitting again produces it.
-        w * max(x, y) + w * min(x + k, y + k) is w * (x + y + k): the parts of an axis that is cut and joined again.
-        """
+        """Rewrite w * (x % m) + w * m * (x // m) as w * x, which fusing and splitting again produces."""
         for monomial, c in list(p.terms.items()):
             for i, atom in enumerate(monomial):
-                if atom.kind == "max":
-                    rest = monomial[:i] + monomial[i + 1 :]
-                    for other, total in self._complements(atom, rest, p, c):
-                        whole = p - Poly({monomial: c}) - Poly({other: c}) + Poly({rest: c}) * total
-                        return self.merge(whole)
                 if atom.kind != "%" or monomial not in p.terms:
                     continue
                 x, m = atom.args
@@ -190,19 +181,6 @@ class IndexMath:
                 if quotient.terms and all(p.terms.get(k) == v for k, v in quotient.terms.items()):
                     return self.merge(p - quotient - Poly({monomial: c}) + rest * x)
         return p
-
-    def _complements(self, larger: Atom, rest: Monomial, p: Poly, c: int) -> Iterator[tuple[Monomial, Poly]]:
-        """The terms c * rest * smaller of p, `larger` + `smaller` being known: with that sum."""
-        a, b = larger.args
-        for monomial, factor in p.terms.items():
-            if factor != c or len(monomial) != len(rest) + 1:
-                continue
-            smaller = next((atom for atom in monomial if atom.kind == "min" and atom not in rest), None)
-            if smaller is None or remove_factors(monomial, rest) != (smaller,):
-                continue
-            for x, y in (smaller.args, smaller.args[::-1]):
-                if not (x - a - y + b).terms:
-                    yield monomial, a + y
 
     def _binary_or_known(self, kind: str, a: Poly, b: Poly) -> Poly:
         atom = self._atoms.get((kind, a.key(), b.key()))
@@ -360,10 +338,7 @@ class IndexMath:
         return self._symbolically_nonneg(p)
 
     def _nonneg_by_facts(self, p: Poly) -> bool:
-        """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?
-
-        Of several extrema the one is taken whose value cancels most: the others may well be sizes.
-        """
+        """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
         for fact in self.facts:
             shared = {1, *[p.terms[m] // c for m, c in fact.terms.items() if m in p.terms]}
             lows = [self.bounds(p.plus(fact, -times))[0] for times in shared if times > 0]
@@ -372,7 +347,7 @@ class IndexMath:
         extrema = [m for m in p.terms if len(m) == 1 and m[0].kind in ("min", "max")]
         if not 0 < len(extrema) <= _MOST_EXTREMA:
             return False
-        monomial = max(extrema, key=lambda m: _cancelled(p, m))
+        monomial = extrema[0]
         c, rest = p.terms[monomial], p - Poly({monomial: p.terms[monomial]})
         enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
         return enough(self.nonneg(rest.plus(value, c)) for value in monomial[0].args)
@@ -527,12 +502,6 @@ class IndexMath:
         """The polynomial as a size."""
         k = p.const
         return self.expr(p) if k is None else k
-
-
-def _cancelled(p: Poly, extremum: Monomial) -> int:
-    """The most terms of p that vanish when the extremum, a term of p, takes one of its values."""
-    c = p.terms[extremum]
-    return max(sum(p.terms.get(m, 0) == -c * d for m, d in value.terms.items()) for value in extremum[0].args)
 
 
 def _print_order(item: tuple[Monomial, int]) -> tuple[bool, list[int]]:

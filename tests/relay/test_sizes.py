@@ -27,12 +27,6 @@ def test_equal_sizes_are_one_object():
     assert sizes.quotient((N, 7), (2,)) is None and sizes.quotient((0,), (0,)) == 1
 
 
-def test_an_axis_that_is_cut_and_joined_again_has_its_size() -> None:
-    first, others = sizes.smaller(N, 1), sizes.larger(sizes.add_sizes(N, -1), 0)
-    assert sizes.add_sizes(first, others) is N
-    assert sizes.add_sizes(sizes.product((first, M)), sizes.product((M, others))) is sizes.product((N, M))
-
-
 def test_sizes_not_known_to_differ_may_be_assumed_equal():
     assert not sizes.dims_match(N, M)
     with sizes.assuming() as assumed:

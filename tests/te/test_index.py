@@ -122,26 +122,6 @@ def test_sizes_are_compared_symbolically():
     assert math.nonneg(math.ceildiv(size, number(4)) - 1 - math.var(i))
 
 
-def test_the_parts_of_an_axis_that_is_cut_and_joined_again_are_the_axis() -> None:
-    math, n, m = IndexMath(), SizeVar("n"), SizeVar("m")
-    first, rest = Min(const(1), n), Max(Sub(n, const(1)), const(0))
-    assert str(math.expr(math.poly(Add(first, rest), {}))) == "n"
-    assert str(math.expr(math.poly(Add(Mul(Max(n, m), const(3)), Mul(Min(m, n), const(3))), {}))) == "n * 3 + m * 3"
-    assert str(math.expr(math.poly(Add(Mul(first, m), Mul(rest, m)), {}))) == "n * m"
-    for unlike in (Min(const(2), n), Mul(first, const(2)), Mul(first, m)):
-        assert "max" in str(math.expr(math.poly(Add(unlike, rest), {})))
-
-
-@pytest.mark.parametrize("size", [lambda n, m: Max(Sub(n, m), const(0)), lambda n, m: Sub(n, Min(n, const(512)))])
-def test_a_tile_ends_within_a_size_that_is_an_extremum_itself(size: Any) -> None:
-    math = IndexMath()
-    math.may_assume = True
-    extent = math.poly(size(SizeVar("n"), SizeVar("m")), {})
-    math.assume(extent - 9)
-    start = math.minimum(math.var(Var("start")), extent - 9)
-    assert math.nonneg(extent - 9 - start) and not math.nonneg(extent - 10 - start)
-
-
 class Counting(IndexMath):
     """Counts the calls of `nonneg`."""
 
