@@ -129,6 +129,14 @@ def test_unknown_categories_end_the_run(known: np.ndarray, unknown: np.ndarray, 
         encoder.run([unknown.astype(given.dtype)])
 
 
+def test_leaves_with_several_weights():
+    """All of them count, but only the first where there is one target."""
+    shared = {**NODES, "target_treeids": [0, 0, 0, 0, 1, 1], "target_nodeids": [2, 2, 3, 4, 1, 2]}
+    weights = {"target_weights": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]}
+    check("TreeEnsembleRegressor", X, n_targets=1, target_ids=[0] * 6, **shared, **weights)
+    check("TreeEnsembleRegressor", X, n_targets=2, target_ids=[0, 0, 1, 0, 1, 0], **shared, **weights)
+
+
 def test_label_encoder():
     keys = np.array([3, 1, 7, 3], np.int64)
     check("LabelEncoder", keys, keys_int64s=[1, 3], values_floats=[0.5, 1.5], default_float=-2.0)

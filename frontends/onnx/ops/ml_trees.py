@@ -15,6 +15,7 @@ from relayc.relay.expr import Constant, Expr
 from relayc.topi.trees import LEAF, NODE_FIELDS
 
 DOMAIN = "ai.onnx.ml"
+_FIRST_WEIGHT, _LAST_WEIGHT = NODE_FIELDS.index("first_weight"), NODE_FIELDS.index("last_weight")
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _EQUAL, _MEMBER = 4, 6
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -236,8 +237,11 @@ def _with_base(node: OnnxNode, scores: Expr, count: int) -> Expr:
 def tree_ensemble_regressor(node: OnnxNode) -> Expr:
     aggregate = node.attr_choice("aggregate_function", _AGGREGATES, "SUM")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
-    count = node.attr_int("n_targets")
-    scores = _forest_of_ids(node, "target").scores(node, _data(node), count, aggregate)
+    count, forest = node.attr_int("n_targets"), _forest_of_ids(node, "target")
+    if count == 1:  # as in onnxruntime, on which skl2onnx's numbers of leaves rely, weights after the first don't count
+        for entry in forest.nodes:
+            entry[_LAST_WEIGHT] = min(entry[_LAST_WEIGHT], entry[_FIRST_WEIGHT] + 1)
+    scores = forest.scores(node, _data(node), count, aggregate)
     return op.cast(post_transformed(node, _with_base(node, scores, count), transform), "float32")
 
 
