@@ -32,7 +32,7 @@ from relayc.backend.runtime.context import Context, Ctx, current_context
 C_SOURCE = r"""
 #include <stdint.h>
 typedef struct Ctx Ctx;
-typedef void (*Task)(Ctx*, void*, int32_t, int32_t, int64_t);
+typedef void (*Task)(Ctx*, void*, int32_t, int32_t, int64_t, int32_t);
 struct Ctx {
   void (*parallel)(Ctx*, Task, void*, int32_t, int64_t);
   int32_t num_threads, draws;
