@@ -178,12 +178,13 @@ def _operands(size: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def _has_no_factor(size: PrimExpr) -> bool:
-    """Is it a quotient or extremum, possibly plus a constant? Replacing it by a variable loses no divisibility.
+    """Is it a quotient, an extremum, or a sum of one? Replacing it by a variable loses no divisibility.
 
     A product would lose the fact that loops over it can be split without a remainder.
     """
-    if isinstance(size, Add | Sub) and isinstance(size.b, IntImm):
-        return _has_no_factor(size.a) or isinstance(size.a, Var)
+    if isinstance(size, Add | Sub):
+        plus_constant = isinstance(size.b, IntImm) and isinstance(size.a, Var)
+        return plus_constant or _has_no_factor(size.a) or _has_no_factor(size.b)
     if isinstance(size, FloorDiv):
         return isinstance(size.b, IntImm)
     return isinstance(size, Max | Min)
