@@ -338,7 +338,10 @@ class IndexMath:
         return self._symbolically_nonneg(p)
 
     def _nonneg_by_facts(self, p: Poly) -> bool:
-        """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
+        """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?
+
+        Of several extrema the one is taken whose value cancels most: the others may well be sizes.
+        """
         for fact in self.facts:
             shared = {1, *[p.terms[m] // c for m, c in fact.terms.items() if m in p.terms]}
             lows = [self.bounds(p.plus(fact, -times))[0] for times in shared if times > 0]
@@ -347,7 +350,7 @@ class IndexMath:
         extrema = [m for m in p.terms if len(m) == 1 and m[0].kind in ("min", "max")]
         if not 0 < len(extrema) <= _MOST_EXTREMA:
             return False
-        monomial = extrema[0]
+        monomial = max(extrema, key=lambda m: _cancelled(p, m))
         c, rest = p.terms[monomial], p - Poly({monomial: p.terms[monomial]})
         enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
         return enough(self.nonneg(rest.plus(value, c)) for value in monomial[0].args)
@@ -502,6 +505,12 @@ class IndexMath:
         """The polynomial as a size."""
         k = p.const
         return self.expr(p) if k is None else k
+
+
+def _cancelled(p: Poly, extremum: Monomial) -> int:
+    """The most terms of p that vanish when the extremum, a term of p, takes one of its values."""
+    c = p.terms[extremum]
+    return max(sum(p.terms.get(m, 0) == -c * d for m, d in value.terms.items()) for value in extremum[0].args)
 
 
 def _print_order(item: tuple[Monomial, int]) -> tuple[bool, list[int]]:

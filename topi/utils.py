@@ -7,7 +7,7 @@ from typing import Any
 
 from relayc import te
 from relayc.te.errors import CompileError
-from relayc.te.tir import Dim, PrimExpr, as_dim, as_int, convert, product
+from relayc.te.tir import Dim, Mul, PrimExpr, as_dim, as_int, convert, product
 
 __all__ = [
     "accumulator_type",
@@ -84,7 +84,10 @@ class _Count:
 
     def add(self, d: Dim) -> None:
         known = as_int(d)
-        if known is None:
+        if isinstance(d, Mul):
+            self.add(d.a)
+            self.add(d.b)
+        elif known is None:
             self.symbols = sorted((*self.symbols, id(d)))
         else:
             self.number *= known

@@ -122,6 +122,16 @@ def test_sizes_are_compared_symbolically():
     assert math.nonneg(math.ceildiv(size, number(4)) - 1 - math.var(i))
 
 
+@pytest.mark.parametrize("size", [lambda n, m: Max(Sub(n, m), const(0)), lambda n, m: Sub(n, Min(n, const(512)))])
+def test_a_tile_ends_within_a_size_that_is_an_extremum_itself(size: Any) -> None:
+    math = IndexMath()
+    math.may_assume = True
+    extent = math.poly(size(SizeVar("n"), SizeVar("m")), {})
+    math.assume(extent - 9)
+    start = math.minimum(math.var(Var("start")), extent - 9)
+    assert math.nonneg(extent - 9 - start) and not math.nonneg(extent - 10 - start)
+
+
 class Counting(IndexMath):
     """Counts the calls of `nonneg`."""
 

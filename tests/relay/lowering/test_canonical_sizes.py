@@ -52,6 +52,15 @@ def test_a_formula_becomes_one_variable_if_it_contains_all_occurrences() -> None
     assert names == {"#0": batch, "#1": frames}
 
 
+def test_a_sum_of_extrema_becomes_a_variable() -> None:
+    """Sequences joined of two parts of limited lengths: the rows of a product, whose tiles are then constant."""
+    n, m = SizeVar("n"), SizeVar("m")
+    length = add_sizes(smaller(n, m), larger(m - n * 2 - 1, 0))
+    renamed, names = CanonicalSizes().rename(bent(length, 8))
+    assert str(renamed) == str(CanonicalSizes().rename(bent(n, 8))[0])
+    assert names == {"#0": length}
+
+
 @pytest.mark.parametrize(
     ("frames", "own"),
     [(lambda n: n * 12, "#0*12"), (lambda n: n // 4 * 4, "#0*4"), (lambda n: 100 // n, "100 // #0"),
