@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,13 @@ from relayc.te.ir import PassContext, collect
 from relayc.te.tir import BufferLoad, Call, For, ForKind
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradShape,
+    best_tile,
     cycles_by,
     image_to_plan_for,
     plan_winograd,
     winograd_pays,
 )
-from relayc.topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS, shared_place, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
 CACHES = "-mtune=icelake-server -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
@@ -43,6 +45,17 @@ def test_matrices_filter_a_line_exactly(tile: int, taps: int):
     d, w = rng.standard_normal(tile + taps - 1), rng.standard_normal(taps)
     m = winograd_matrices(tile, taps)
     outputs = m.a.T @ ((m.g @ w) * (m.b.T @ d))
+    np.testing.assert_allclose(outputs, np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_of_larger_tiles_hold_those_of_smaller_ones():
+    rng = np.random.default_rng(3)
+    d, w = rng.standard_normal(4), rng.standard_normal(3)
+    small, large = winograd_matrices(2, 3, within=4), winograd_matrices(4, 3)
+    places = [int(str(shared_place(te.const(place), 4, 6))) for place in range(4)]
+    assert places == [0, 1, 2, 5]
+    np.testing.assert_allclose(small.g, large.g[places], rtol=1e-15)
+    outputs = small.a.T @ ((large.g[places] @ w) * (small.b.T @ d))
     np.testing.assert_allclose(outputs, np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
 
 
@@ -179,6 +192,25 @@ def test_blocks_of_dynamic_images_have_one_version():
     assert not kernel.workspaces
 
 
+def test_few_images_read_a_part_of_the_weights():
+    """6.3 MB of weights: one image of 7 x 7 is computed in tiles of 2, by four ninths of them."""
+    rng = np.random.default_rng(0)
+    x, weight = var("x", (te.size_var("n"), 176, 7, 7)), rng.standard_normal((248, 176, 3, 3), np.float32) / 32
+    module = IRModule({"main": Function((x,), nn.conv2d(x, const(weight), padding=1))})
+    (text,) = [
+        str(lower(node.workload, AVX512).function)
+        for node in make_graph(relay.optimize(module, AVX512)["main"]).nodes
+        if "nn.conv2d_nhwc_winograd" in node.workload.operators
+    ]
+    assert re.search(r"p1\[.*j\w* // 3", text)
+    executor = graph_executor.GraphModule(relay.build(module)["default"](device("cpu", 0)))
+    for images in (1, 2, 3, 5, 9):
+        data = rng.standard_normal((images, 176, 7, 7), np.float32)
+        exact = exact_convolution(data, weight, (1, 1), (1,) * 4, (1, 1), 1)
+        (result,) = executor.infer({"x": data})
+        assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean()), images
+
+
 def test_blocks_of_images_of_a_known_size_are_whole():
     """25 of 49 tiles: any batch but an empty one has a whole block, and the last one begins earlier."""
     rng = np.random.default_rng(0)
@@ -311,14 +343,15 @@ def test_wide_vectors_make_winograd_profitable_for_small_images(cores: int):
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
 def test_weights_of_an_open_batch_suit_one_image_and_several(cores: int):
-    """F(4, 3) is faster for eight images; for one, its larger weights cost layers of 7 x 7 more than that."""
+    """F(4, 3) is faster for eight images; one of 7 x 7 reads the part of its weights that are those of F(2, 3)."""
     target = Target(f"llvm -mcpu=icelake-server -mtune=sapphirerapids -num-cores={cores}")
-    for size, channels, tile in [(14, 256, 4), (7, 512, 2)]:
+    for size, channels in [(14, 256), (7, 512)]:
         shape = WinogradShape(1, size, size, channels, channels, or_images=8)
         plan = winograd_pays(target, shape, WINOGRAD_FILTERS[3])
-        assert plan is not None and plan.tile == tile
-        several = winograd_pays(target, replace(shape, images=8, or_images=0), WINOGRAD_FILTERS[3])
-        assert several is not None and several.tile == 4
+        assert plan is not None and plan.tile == 4
+        one, several = shape.of_each_batch()
+        assert best_tile(target, several, 4, plan.panel) == 4
+        assert size == 14 or best_tile(target, one, 4, plan.panel) == 2
 
 
 def test_two_images_have_a_version_whose_block_is_both():

@@ -27,8 +27,8 @@ from relayc.topi.nn.pad import pad_spatial
 from relayc.topi.tag import INJECTIVE
 from relayc.topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
-__all__ = ["WINOGRAD_FILTERS", "Depth", "Matrix", "WinogradMatrices", "choose_value", "conv_winograd", "sum_of",
-           "winograd_matrices"]  # fmt: skip
+__all__ = ["WINOGRAD_FILTERS", "Depth", "Matrix", "WinogradMatrices", "choose_value", "conv_winograd", "shared_place",
+           "sum_of", "winograd_matrices"]  # fmt: skip
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -55,19 +55,30 @@ class WinogradMatrices:
 
 
 @lru_cache
-def winograd_matrices(m: int, r: int) -> WinogradMatrices:
-    """The transforms of F(m, r), by the construction of Toom and Cook."""
+def winograd_matrices(m: int, r: int, within: int | None = None) -> WinogradMatrices:
+    """The transforms of F(m, r), by the construction of Toom and Cook.
+
+    With `within`, a larger m, at the first of its points: the rows of `g` are then those of ``F(within, r)`` at
+    `shared_place`, so that transformed weights of the larger tiles hold those of the smaller ones.
+    """
     size = m + r - 1
-    points = _POINTS[size]
+    of_weights = _POINTS[(within or m) + r - 1]
+    points, more = of_weights[: size - 1], of_weights[size - 1 :]
     a, b, g = np.zeros((size, m)), np.zeros((size, size)), np.zeros((size, r))
     for j, point in enumerate(points):
         others = [p for p in points if p != point]
+        scale = math.prod(point - p for p in more)
         a[j] = point ** np.arange(m)
-        g[j] = point ** np.arange(r) / math.prod(point - p for p in others)
-        b[: size - 1, j] = np.poly(others)[::-1]
+        g[j] = point ** np.arange(r) / (math.prod(point - p for p in others) * scale)
+        b[: size - 1, j] = np.poly(others)[::-1] * scale
     a[-1, -1] = g[-1, -1] = 1.0
     b[:, -1] = np.poly(points)[::-1]
     return WinogradMatrices(a, np.where(abs(b) < 1e-12, 0.0, b), g)
+
+
+def shared_place(place: Any, size: int, within: int) -> Any:
+    """The place in transformed weights of `within` places that is the given one of `size`: the last is at infinity."""
+    return place if size == within else place + te.floordiv(place, size - 1) * (within - size)
 
 
 def sum_of(factors: Matrix | Sequence[float], values: Sequence[PrimExpr]) -> PrimExpr | None:
@@ -159,6 +170,7 @@ class Depth:
 def conv_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
     likely_sides: Sequence[int] = (), depth: Depth | None = None, channels: Dim | None = None,
+    weight_tile: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 
@@ -167,7 +179,8 @@ def conv_winograd(
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
     filter, in panels of NR outputs of one group; with a depth (O / NR, A, A, taps, I, NR). The result has `channels`
-    channels, at most O, to which panels are padded.
+    channels, at most O, to which panels are padded. With `weight_tile` the weights are those of these larger tiles, of
+    which some places are read (`winograd_matrices`).
 
     The stages are tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and
     "winograd_input" (the two halves of the input transform, as large), "conv2d_nhwc_winograd", with a depth
@@ -176,8 +189,8 @@ def conv_winograd(
     has more of them than the result where planes at the ends are padded. `likely_sides`, the rows and columns to
     schedule for where these are dynamic, are an attribute.
     """
-    matrices = winograd_matrices(tile, kernel)
-    size = tile + kernel - 1
+    matrices = winograd_matrices(tile, kernel, weight_tile)
+    size, places = tile + kernel - 1, (weight_tile or tile) + kernel - 1
     blocks, _, _, *_, group_size, nr = weight.shape
     outputs, panels = as_dim(blocks * nr), as_dim(blocks // groups)
     n, *planes, h, w, inputs = data.shape
@@ -196,8 +209,8 @@ def conv_winograd(
         assert isinstance(results, int), "the depth has to be known"
         read, stored, more = (n, depth.planes(results)), (n, results), depth.planes(results) - results
     tiles_read, tiles = num_elements((*read, *plane)), num_elements((*stored, *plane))
-    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation, "likely_sides": likely_sides,
-             "depth": depth}  # fmt: skip
+    attrs = {"tile": tile, "kernel": kernel, "padding": tuple(padding), "groups": groups, "dilation": dilation,
+             "likely_sides": likely_sides, "depth": depth}  # fmt: skip
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
@@ -230,7 +243,8 @@ def conv_winograd(
 
     def summed_channels(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         channel = rc if groups == 1 else c // nr // panels * group_size + rc
-        factor = weight(c // nr, i, j, *taps, rc, c % nr)
+        place = [shared_place(k, size, places) for k in (i, j)]
+        factor = weight(c // nr, *place, *taps, rc, c % nr)
         return te.sum(spectrum(i, j, read_tile(t), channel) * factor, axis=[*taps, rc])
 
     tag = "conv2d_nhwc_winograd" if depth is None else "conv3d_ndhwc_winograd"

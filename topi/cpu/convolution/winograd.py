@@ -17,6 +17,7 @@ from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradPlan,
     WinogradShape,
+    best_tile,
     cycles_by,
     plan_winograd,
     transform_lanes,
@@ -26,8 +27,9 @@ from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 from relayc.topi.cpu.products.store_order import StoreOrder, transpose_line
 from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective, least_extent
+from relayc.topi.nn.winograd import conv_winograd, shared_place
 from relayc.topi.registry import operations_behind, register_schedule
-from relayc.topi.utils import num_elements, ravel_index
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +45,8 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
 
     Where an image has a dynamic number of tiles, a block may have fewer of them. Where all products read one
     transformed input, or results are transposed, a second version goes tile by tile instead, for images with fewer
-    tiles than a block has. Where only the number of images is dynamic, versions are planned for two and for several,
-    too.
+    tiles than a block has. Where only the number of images is dynamic, versions are planned for two, four and eight,
+    too, those for few images in smaller tiles where reading all the weights would take longer than multiplying.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
@@ -54,7 +56,8 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     batch = order.result.shape[0]
     if isinstance(batch, int) or not sides_known:
         return s
-    for images, used in ((2, EQ(batch, te.const(2))), (_SEVERAL_IMAGES, batch >= _SEVERAL_IMAGES)):
+    for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
+        used = EQ(batch, te.const(images)) if images == _PAIR else batch >= images
         for_several = _plan(target, anchor, order, images)
         if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
             several = _arranged(outs, anchor, target, for_several)
@@ -63,13 +66,17 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     return s
 
 
-_SEVERAL_IMAGES, _NOTABLY = 4, 0.95
-"""Images from which on a version is used that is planned for as many, and the part of the cycles of the version for
-fewer that it, or one for two images, takes at most. Three are computed one by one: blocks of two would not be full."""
+_NUMBERS_OF_IMAGES, _NOTABLY = {1: "", 2: " for two images", 4: " for four images", 8: " for eight images"}, 0.95
+"""Numbers of images that versions are planned for, with what is added to the names of plans, and the part of the cycles
+of the version for fewer that one takes at most. Those for four and eight serve more, too. Three are computed one by
+one: blocks of two would not be full."""
+_PAIR = 2
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
+    if plan.tile != anchor.attrs["tile"]:
+        outs, anchor = _recomputed_in_tiles(s, outs, anchor, plan.tile)
     out = outs[0]
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
@@ -111,6 +118,25 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     return s
 
 
+def _recomputed_in_tiles(
+    s: te.Schedule, outs: Sequence[te.Tensor], anchor: te.Operation, tile: int
+) -> tuple[list[te.Tensor], te.Operation]:
+    """Compute the convolution of `s` in smaller tiles, by weights of its own; returns the outputs and the anchor."""
+    attrs, behind = anchor.attrs, operations_behind(outs)
+    (patch,) = [op for op in behind if op.tag == "winograd_patch"]
+    (image,) = [op.output(0) for op in behind if any(t.op.tag == "winograd_output" for t in op.input_tensors)]
+    (padded,) = patch.input_tensors
+    data = next(t for t in (padded, *padded.op.input_tensors) if isinstance(t.op, te.PlaceholderOp))
+    names = ("kernel", "padding", "groups", "dilation", "likely_sides")
+    by = conv_winograd(
+        data, anchor.input_tensors[1], tile, **{name: attrs[name] for name in names}, channels=image.shape[-1],
+        weight_tile=attrs["tile"],
+    )  # fmt: skip
+    s.recompute(image, by)
+    outs = [s.current(out) for out in outs]
+    return outs, next(op for op in operations_behind(outs) if op.tag == anchor.tag)
+
+
 def _sides_are_known(order: StoreOrder) -> bool:
     """Whether only the number of images may be dynamic: then any but none have a whole block, and the last begins
     earlier."""
@@ -134,9 +160,13 @@ def _shape(anchor: te.Operation, order: StoreOrder, likely_images: int) -> Winog
 
 
 def _plan(target: Target, anchor: te.Operation, order: StoreOrder, likely_images: int = 1) -> WinogradPlan:
-    shape, tile = _shape(anchor, order, likely_images), anchor.attrs["tile"]
-    name = "Winograd plan" + {1: "", 2: " for two images"}.get(likely_images, " for several images")
-    return plan_winograd(target, shape, tile, panel_width(anchor), by_lines=order.is_transposed, name=name)
+    """The plan for so many images where their number is dynamic, in tiles of the weights' or, of a few, smaller ones.
+    """
+    shape, tile, panel = _shape(anchor, order, likely_images), anchor.attrs["tile"], panel_width(anchor)
+    if _sides_are_known(order) and not isinstance(order.result.shape[0], int):
+        tile = best_tile(target, shape, tile, panel)
+    name = f"Winograd plan{_NUMBERS_OF_IMAGES[likely_images]}"
+    return plan_winograd(target, shape, tile, panel, by_lines=order.is_transposed, name=name)
 
 
 _LIKELY_SIDE = 256
@@ -269,7 +299,8 @@ def _stream_weights(
 
     They come from memory, or from a shared cache, and the first tiles would wait for them.
     """
-    panels, size, _, *_, width = [constant_size([d]) for d in weights.shape]
+    panels, places, _, *_, width = [constant_size([d]) for d in weights.shape]
+    size = constant_size(accumulator.shape[:1])
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps, position = constant_size(along), num_elements(along) * width
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
@@ -278,7 +309,12 @@ def _stream_weights(
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
             passed = schedule.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
-            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * position + passed]
+            following = ravel_index((c // width, i, j), (panels, size, size)) + 1
+            if size < places:  # some of the positions of larger tiles
+                panel, *at = unravel_index(following, (panels, size, size))
+                at = [shared_place(k, size, places) for k in at]
+                following = ravel_index((panel, *at), (panels, places, places))
+            return [following * position + passed]
 
         return in_next
 

@@ -25,13 +25,14 @@ from relayc.topi.cpu.tiling import (
     tile_cycles,
     vector_lanes,
 )
+from relayc.topi.nn.winograd import WINOGRAD_FILTERS
 from relayc.topi.tuning import choose
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
 
-__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "copy_cycles", "cycles_by", "image_to_plan_for",
-           "plan_winograd", "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
+__all__ = ["WinogradPlan", "WinogradShape", "best_tile", "convolution_cycles", "copy_cycles", "cycles_by",
+           "image_to_plan_for", "plan_winograd", "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
@@ -61,6 +62,8 @@ _LEAST_SIDE = 16
 """Lines and columns of the smallest image that a schedule for images of dynamic size is planned for."""
 _GAIN = 0.92
 """Winograd is chosen below this part of the direct convolution's cycles."""
+_NOTABLY = 0.8
+"""Part of the cycles, of two numbers of images multiplied, for which weights may be more than twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,21 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
     return shape
 
 
+def best_tile(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> int:
+    """The side of the tiles that take the fewest cycles by weights for tiles of `weight_tile`, or by a part of them."""
+    return min(_tiles_within(shape.kernel, weight_tile), key=lambda m: _fewest_cycles(target, shape, m, panel))
+
+
+def _tiles_within(kernel: int, tile: int) -> list[int]:
+    """The sides of tiles whose transformed weights those of `tile` hold, larger ones first."""
+    return sorted((m for m in WINOGRAD_FILTERS[kernel] if m <= tile), reverse=True)
+
+
+def _fewest_cycles(target: Target, shape: WinogradShape, tile: int, panel: int) -> float:
+    """The cycles of a convolution by its best plan for F(tile, kernel) in panels of so many outputs."""
+    return min(plan.cycles for plan in _plans(target, shape, tile, panel, [*_blocks(shape.tiles(tile))]))
+
+
 def cycles_by(target: Target, shape: WinogradShape, plan: WinogradPlan) -> float:
     """The cycles of a convolution by the plan for another number or size of images; infinite if it can't serve them.
     """
@@ -185,8 +203,9 @@ def winograd_pays(
     """The best plan among the tile sizes, or None where the direct convolution is about as fast.
 
     Weights are transformed for one tile size and in panels of one width: where the number of images is dynamic, those
-    with the least geometric mean of cycles. The plan is that for `shape.images`. `direct_gain` is the speedup of the
-    direct convolution in integers over float32.
+    with the least geometric mean of cycles. Weights of larger tiles, more than twice as large, are also taken where
+    only some numbers of images gain from them, but notably; the others read a part of them. The plan is that for
+    `shape.images`. `direct_gain` is the speedup of the direct convolution in integers over float32.
     """
     lanes = vector_lanes(target)
     if shape.groups > 1 and (shape.inputs % lanes or shape.outputs // shape.groups % lanes):
@@ -196,7 +215,12 @@ def winograd_pays(
     direct = [convolution_cycles(target, s.images * pixels, s.outputs, steps) / direct_gain for s in likely]
     plans = {tile: _plans_for_all(target, likely, tile) for tile in tiles}
     best = min(plans, key=lambda tile: _product_of_cycles(plans[tile]))
-    pays = _product_of_cycles(plans[best]) < math.prod([_GAIN * cycles for cycles in direct])
+    fewest, larger = _product_of_cycles(plans[best]), max(tiles)
+    pays = fewest < math.prod([_GAIN * cycles for cycles in direct])
+    if shape.or_images and larger > best:
+        within, panel = _tiles_within(shape.kernel, larger), plans[larger][0].panel
+        if math.prod([min(_fewest_cycles(target, s, m, panel) for m in within) for s in likely]) < _NOTABLY * fewest:
+            best = larger
     chosen = choose(f"Winograd tile of {shape}", best if pays else _DIRECT, (_DIRECT, *tiles))
     return plans[chosen][0] if chosen in plans else None
 
