@@ -179,7 +179,7 @@ def item(**fields: Any) -> dict[str, Any]:
         (b"", "the body is no JSON"),
         (b"\xff\xfe", "the body is no JSON"),
         (b"[]", "the body is a JSON list; expected an object"),
-        (b"[" * 50_000, "nested too deeply"),
+        (b"[" * 50_000, "nested too deeply|the body is no JSON"),  # Python 3.14 reads as far as the end
         (b"9" * 5000, "the body is no JSON"),
         ({}, "'inputs' is None; expected a list of objects"),
         ({"inputs": [1]}, "expected a list of objects"),
