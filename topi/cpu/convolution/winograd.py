@@ -57,7 +57,7 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
     if isinstance(batch, int) or not sides_known:
         return s
     for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
-        used = EQ(batch, te.const(images)) if images == _PAIR else batch >= images
+        used = EQ(batch, te.const(images)) if images == 2 else batch >= images
         for_several = _plan(target, anchor, order, images)
         if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
             several = _arranged(outs, anchor, target, for_several)
@@ -70,7 +70,6 @@ _NUMBERS_OF_IMAGES, _NOTABLY = {1: "", 2: " for two images", 4: " for four image
 """Numbers of images that versions are planned for, with what is added to the names of plans, and the part of the cycles
 of the version for fewer that one takes at most. Those for four and eight serve more, too. Three are computed one by
 one: blocks of two would not be full."""
-_PAIR = 2
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:

@@ -167,7 +167,7 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
     side = _LEAST_SIDE
     while side**2 < shape.lines * shape.columns:
         image = replace(shape, lines=side, columns=side)
-        small = min(_plans(target, image, plan.tile, plan.panel, [*_blocks(image.tiles(plan.tile))]), key=_rank)
+        small = _best_plan(target, image, plan.tile, plan.panel)
         if cycles_by(target, shape, small) <= _AS_GOOD * plan.cycles:
             return image
         side *= 2
@@ -176,17 +176,18 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
 
 def best_tile(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> int:
     """The side of the tiles that take the fewest cycles by weights for tiles of `weight_tile`, or by a part of them."""
-    return min(_tiles_within(shape.kernel, weight_tile), key=lambda m: _fewest_cycles(target, shape, m, panel))
+    return _best_within(target, shape, weight_tile, panel).tile
 
 
-def _tiles_within(kernel: int, tile: int) -> list[int]:
-    """The sides of tiles whose transformed weights those of `tile` hold, larger ones first."""
-    return sorted((m for m in WINOGRAD_FILTERS[kernel] if m <= tile), reverse=True)
+def _best_within(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> WinogradPlan:
+    """The best plan by weights for tiles of `weight_tile`, which hold those of smaller tiles; of equals the largest."""
+    within = sorted((m for m in WINOGRAD_FILTERS[shape.kernel] if m <= weight_tile), reverse=True)
+    return min([_best_plan(target, shape, tile, panel) for tile in within], key=lambda plan: plan.cycles)
 
 
-def _fewest_cycles(target: Target, shape: WinogradShape, tile: int, panel: int) -> float:
-    """The cycles of a convolution by its best plan for F(tile, kernel) in panels of so many outputs."""
-    return min(plan.cycles for plan in _plans(target, shape, tile, panel, [*_blocks(shape.tiles(tile))]))
+def _best_plan(target: Target, shape: WinogradShape, tile: int, panel: int) -> WinogradPlan:
+    """The best plan for F(tile, kernel) in panels of so many outputs, in any blocks."""
+    return min(_plans(target, shape, tile, panel, [*_blocks(shape.tiles(tile))]), key=_rank)
 
 
 def cycles_by(target: Target, shape: WinogradShape, plan: WinogradPlan) -> float:
@@ -218,8 +219,8 @@ def winograd_pays(
     fewest, larger = _product_of_cycles(plans[best]), max(tiles)
     pays = fewest < math.prod([_GAIN * cycles for cycles in direct])
     if shape.or_images and larger > best:
-        within, panel = _tiles_within(shape.kernel, larger), plans[larger][0].panel
-        if math.prod([min(_fewest_cycles(target, s, m, panel) for m in within) for s in likely]) < _NOTABLY * fewest:
+        by_larger = [_best_within(target, s, larger, plans[larger][0].panel) for s in likely]
+        if _product_of_cycles(by_larger) < _NOTABLY * fewest:
             best = larger
     chosen = choose(f"Winograd tile of {shape}", best if pays else _DIRECT, (_DIRECT, *tiles))
     return plans[chosen][0] if chosen in plans else None
@@ -228,7 +229,7 @@ def winograd_pays(
 def _plans_for_all(target: Target, shapes: Sequence[WinogradShape], tile: int) -> list[WinogradPlan]:
     """The plans for F(tile, kernel) of convolutions that have the same weights, and so one width of panels."""
     of_each_width = [
-        [min(_plans(target, shape, tile, panel, [*_blocks(shape.tiles(tile))]), key=_rank) for shape in shapes]
+        [_best_plan(target, shape, tile, panel) for shape in shapes]
         for panel in _panels(target, shapes[0], None)
     ]
     return min(of_each_width, key=_product_of_cycles)
