@@ -12,10 +12,11 @@ from relayc.frontends.onnx.ops.ml import POST_TRANSFORMS, class_labels, labelled
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
-from relayc.topi.trees import LEAF, NODE_FIELDS
+from relayc.topi.trees import LEAF, NODE_FIELDS, pack_nodes
 
 DOMAIN = "ai.onnx.ml"
-_FIRST_WEIGHT, _LAST_WEIGHT = NODE_FIELDS.index("first_weight"), NODE_FIELDS.index("last_weight")
+_FIRST_WEIGHT, _AFTER_WEIGHT = 2, 3
+"""The fields of a leaf that tell its weights; other nodes have their successors there."""
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _EQUAL, _MEMBER = 4, 6
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -23,7 +24,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(slots=True)
 class _Forest:
-    """Tables of nodes and leaves in the layout of `relay.op.trees`."""
+    """Tables of nodes, see `topi.trees.NODE_FIELDS`, and of leaves."""
 
     nodes: list[list[int]] = field(default_factory=list)
     splits: list[float] = field(default_factory=list)
@@ -35,7 +36,7 @@ class _Forest:
 
     def branch(self, mode: int, feature: int, split: float, missing: bool) -> int:
         """Add a node, whose successors are set later; returns its number."""
-        self.nodes.append([mode, feature, -1, -1, int(missing), 0, 0])
+        self.nodes.append([mode, feature, -1, -1, int(missing)])
         self.splits.append(split)
         return len(self.nodes) - 1
 
@@ -44,10 +45,9 @@ class _Forest:
         first = len(self.targets)
         self.targets.extend(target for target, _ in weights)
         self.weights.extend(weight for _, weight in weights)
-        number = len(self.nodes)
-        self.nodes.append([LEAF, 0, number, number, 0, first, len(self.targets)])
+        self.nodes.append([LEAF, 0, first, len(self.targets), 0])
         self.splits.append(0.0)
-        return number
+        return len(self.nodes) - 1
 
     def scores(self, node: OnnxNode, x: Expr, num_targets: int, aggregate: str) -> Expr:
         """Evaluate the trees on the rows of `x` and aggregate leaf weights: [N, num_targets]."""
@@ -58,14 +58,14 @@ class _Forest:
         modes = tuple(sorted({int(m) for m in table[:, 0]} - {LEAF})) or (0,)
         result = op.tree_ensemble(
             x,
-            Constant(table),
-            Constant(np.array(self.splits, kind)),
+            Constant(pack_nodes(table, np.array(self.splits, kind))),
             Constant(np.array(self.targets, np.int32)),
             Constant(np.array(self.weights, kind)),
             Constant(np.array(self.roots, np.int32)),
             num_targets,
             aggregate={"AVERAGE": "sum"}.get(aggregate, aggregate.lower()),
             modes=modes,
+            missing=bool(table[:, NODE_FIELDS.index("missing_is_true")].any()),
         )
         return op.divide(result, Constant(np.array(len(self.roots), kind))) if aggregate == "AVERAGE" else result
 
@@ -240,7 +240,8 @@ def tree_ensemble_regressor(node: OnnxNode) -> Expr:
     count, forest = node.attr_int("n_targets"), _forest_of_ids(node, "target")
     if count == 1:  # as in onnxruntime, on which skl2onnx's numbers of leaves rely, weights after the first don't count
         for entry in forest.nodes:
-            entry[_LAST_WEIGHT] = min(entry[_LAST_WEIGHT], entry[_FIRST_WEIGHT] + 1)
+            if entry[0] == LEAF:
+                entry[_AFTER_WEIGHT] = min(entry[_AFTER_WEIGHT], entry[_FIRST_WEIGHT] + 1)
     scores = forest.scores(node, _data(node), count, aggregate)
     return op.cast(post_transformed(node, _with_base(node, scores, count), transform), "float32")
 

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from relayc.topi.fourier import dft_roots
+from relayc.topi.trees import pack_nodes
 
 Array = np.ndarray
 
@@ -561,16 +562,12 @@ EMPTY = [
 ]
 
 _TREES = np.array(  # x[0] <= 0.5 ? (x[1] > -0.25 ? leaf : leaf) : leaf, and a tree that is a leaf
-    [[0, 0, 1, 2, 1, 0, 0], [3, 1, 3, 4, 0, 0, 0], [6, 0, 2, 2, 0, 0, 1], [6, 0, 3, 3, 0, 1, 2], [6, 0, 4, 4, 0, 2, 4]],
-    np.int32,
+    [[0, 0, 1, 2, 1], [3, 1, 3, 4, 0], [6, 0, 0, 1, 0], [6, 0, 1, 2, 0], [6, 0, 2, 4, 0]], np.int32
 )
-_FOREST = (
-    _TREES,
-    np.array([0.5, -0.25, 0, 0, 0], np.float32),
-    np.array([0, 1, 1, 0], np.int32),
-    f32(4),
-    np.array([0, 2], np.int32),
-)
+_SPLITS = np.array([0.5, -0.25, 0, 0, 0], np.float32)
+_LEAVES = (np.array([0, 1, 1, 0], np.int32), f32(4), np.array([0, 2], np.int32))
+_FOREST = (pack_nodes(_TREES, _SPLITS), *_LEAVES)
+_WIDE_FOREST = (pack_nodes(_TREES, _SPLITS.astype(np.float64)), *_LEAVES)
 _REGIONS = (np.array([[0, 0, 5, 4], [1.5, 0.5, 3, 2.25], [-3, -3, 9, 9]], np.float32), np.array([0, 1, 1]))
 
 _BOXES, _SCORES = f32(2, 6, 4, low=0, high=3), f32(2, 3, 6, low=0, high=1)
@@ -599,6 +596,7 @@ SPECIAL = [
         for count, a in ((5, "sum"), (70, "min"), (5, "max"))
     ],
     row("ml.tree_ensemble", np.array([[np.nan, 0], [0, np.nan]], np.float32), *_FOREST, num_targets=3, modes=(0, 3)),
+    row("ml.tree_ensemble", np.array([[0.5 + 1e-12, 0], [0.5, np.nan]]), *_WIDE_FOREST, num_targets=2, modes=(0, 3)),
     *[
         row("vision.roi_align", f32(2, 3, 6, 5), *_REGIONS, pooled_size=(2, 3), mode=mode, sample_ratio=ratio,
             half_pixel=half, tolerance=1e-5)
