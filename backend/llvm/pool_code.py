@@ -57,7 +57,7 @@ define void @relayc_free_workspace(ptr %ctx, ptr %memory) {
 """
 
 _CALL_WORDS = ("function", "a", "b", "c", "table", "items.at", "kind.at", "data.at", "rank.at", "shape.at", "dtype.at",
-               "flags.at", "kind.wanted", "flags.wanted", "count")  # fmt: skip
+               "flags.at", "order.at", "kind.wanted", "flags.wanted", "count")  # fmt: skip
 _RECORD_WORDS = ("position", "word", "sizes", "dtype.wanted", "rank.wanted")
 
 
@@ -71,9 +71,10 @@ def _loads(base: str, names: Sequence[str]) -> str:
 
 _ARRAYS = f"""
 ; Calls function(a, b, c) after noting arrays of numpy in a table (`backend.runtime.array_call`): 0; or 1, before it is
-; called, if an array is not as its record says. The words of `call` are `_CALL_WORDS`, of which those "at" are offsets
-; in bytes, then records: `_RECORD_WORDS` and the extents, -1 for any. `word` of the table is for the address, those
-; from `sizes` on are for the shape, if it is not negative.
+; called, if an array is not as its record says. Its dtype may be another of the same class and byte order than the one
+; wanted: those of unpickled arrays are. The words of `call` are `_CALL_WORDS`, of which those "at" are offsets in bytes
+; ("kind" is the type of an object, "order" the byte order of a dtype), then records: `_RECORD_WORDS` and the extents,
+; -1 for any. `word` of the table is for the address, those from `sizes` on are for the shape, if it is not negative.
 define i64 @relayc_call_with_arrays(ptr %list, ptr %call) {{
 entry:
 {_loads("call", _CALL_WORDS)}
@@ -98,6 +99,24 @@ look:
 typed:
   %p.dtype = getelementptr i8, ptr %array, i64 %dtype.at
   %dtype = load i64, ptr %p.dtype
+  %same.dtype = icmp eq i64 %dtype, %dtype.wanted
+  br i1 %same.dtype, label %known, label %twin
+twin:
+  %p.found = inttoptr i64 %dtype to ptr
+  %p.twin = inttoptr i64 %dtype.wanted to ptr
+  %p.found.kind = getelementptr i8, ptr %p.found, i64 %kind.at
+  %p.twin.kind = getelementptr i8, ptr %p.twin, i64 %kind.at
+  %found.kind = load i64, ptr %p.found.kind
+  %twin.kind = load i64, ptr %p.twin.kind
+  %p.found.order = getelementptr i8, ptr %p.found, i64 %order.at
+  %p.twin.order = getelementptr i8, ptr %p.twin, i64 %order.at
+  %found.order = load i8, ptr %p.found.order
+  %twin.order = load i8, ptr %p.twin.order
+  %same.kind = icmp eq i64 %found.kind, %twin.kind
+  %same.order = icmp eq i8 %found.order, %twin.order
+  %is.twin = and i1 %same.kind, %same.order
+  br i1 %is.twin, label %known, label %other
+known:
   %p.rank = getelementptr i8, ptr %array, i64 %rank.at
   %rank32 = load i32, ptr %p.rank
   %rank = sext i32 %rank32 to i64
@@ -105,11 +124,9 @@ typed:
   %flags32 = load i32, ptr %p.flags
   %flags = zext i32 %flags32 to i64
   %flags.set = and i64 %flags, %flags.wanted
-  %same.dtype = icmp eq i64 %dtype, %dtype.wanted
   %same.rank = icmp eq i64 %rank, %rank.wanted
   %same.flags = icmp eq i64 %flags.set, %flags.wanted
-  %same.type = and i1 %same.dtype, %same.rank
-  %fits = and i1 %same.type, %same.flags
+  %fits = and i1 %same.rank, %same.flags
   br i1 %fits, label %note, label %other
 note:
   %p.data = getelementptr i8, ptr %array, i64 %data.at

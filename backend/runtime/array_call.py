@@ -57,7 +57,8 @@ def array_call(
 
 
 class _Layout(NamedTuple):
-    """Offsets in bytes of a list's pointer to its items, and of an array's type, address, rank, shape, dtype, flags."""
+    """Offsets in bytes of a list's pointer to its items, of an array's type, address, rank, shape, dtype, flags, and of
+    a dtype's byte order. The type is at the same place in every object."""
 
     items: int
     kind: int
@@ -66,13 +67,15 @@ class _Layout(NamedTuple):
     shape: int
     dtype: int
     flags: int
+    order: int
 
 
 @lru_cache(maxsize=1)
 def _layout() -> _Layout | None:
     """The layout in this Python; None if it is another than CPython and numpy document."""
     head, word = object.__basicsize__, ctypes.sizeof(ctypes.c_void_p)
-    found = _Layout(head + word, head - word, head, head + word, head + 2 * word, head + 5 * word, head + 6 * word)
+    after = [head + k * word for k in range(7)]
+    found = _Layout(after[1], head - word, head, *(after[k] for k in (1, 2, 5, 6)), order=after[1] + 2)
     known = sys.implementation.name == "cpython" and word == ctypes.sizeof(ctypes.c_int64)
     if not known or np.ndarray.__basicsize__ < head + 7 * word or list.__basicsize__ < head + 2 * word:
         return None
@@ -81,7 +84,9 @@ def _layout() -> _Layout | None:
     dense = _seen(probe, found) == (id(np.ndarray), probe.ctypes.data, 2, [3, 5], id(probe.dtype), _DENSE | _ALIGNED)
     transposed = _seen(probe.T, found) == (id(np.ndarray), probe.ctypes.data, 2, [5, 3], id(probe.dtype), _ALIGNED)
     items = ctypes.c_void_p.from_address(_word(both, found.items)).value
-    return found if dense and transposed and items == id(probe) else None
+    dtypes = [np.dtype(kind) for kind in ("=f4", ">f4", "?")]
+    orders = b"".join(ctypes.c_char.from_address(id(kind) + found.order).value for kind in dtypes)
+    return found if dense and transposed and items == id(probe) and orders == b"=>|" else None
 
 
 def _seen(array: np.ndarray[Any, Any], at: _Layout) -> tuple[int, int, int, list[int], int, int]:

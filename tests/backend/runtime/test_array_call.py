@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -47,6 +48,13 @@ def test_dense_arrays_are_read_in_place(executor, small, copies):
     assert not copies
 
 
+def test_arrays_that_were_pickled_are_read_in_place(executor, small, copies):
+    values = pickle.loads(pickle.dumps(X))
+    assert values.dtype is not X.dtype
+    np.testing.assert_array_equal(executor.infer({"x": values})[0], small.expected(X))
+    assert not copies
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -61,7 +69,10 @@ def test_other_values_are_copied(executor, small, copies, make):
     assert len(copies) == 1 and copies[0] is value
 
 
-@pytest.mark.parametrize("value", [X.astype("float64"), X.astype(">f4"), X[:1], X[0], X.reshape(3, 2), X[None]])
+@pytest.mark.parametrize(
+    "value",
+    [X.astype("float64"), X.astype(">f4"), X.view("int32"), X[:1], X[0], X.reshape(3, 2), X[None]],
+)
 def test_arrays_of_other_types_are_refused(executor, small, value):
     with pytest.raises(ArgumentError, match=r"got shape .*; expected shape \(2, 3\), dtype float32"):
         executor.infer({"x": value})
