@@ -15,6 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
@@ -267,9 +268,7 @@ class GraphModule:
                 raise ArgumentError(f"output {name!r} of model {self._graph.name!r} is of strings, no out=")
             return strings.strings(self._result(position, None))
         if position in self._graph.maps and out is None:
-            keys = self._graph.maps[position]
-            rows = self._result(position, None).numpy().tolist()
-            return [dict(zip(keys, row, strict=True)) for row in rows]
+            return _as_maps(self._result(position, None).numpy(), self._graph.maps[position])
         return self._result(position, out)
 
     def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
@@ -646,7 +645,13 @@ class GraphModule:
         fetch = runner.numpy
         if not decoded:
             return [*map(fetch, positions)]
-        return [_as_numpy(self.get_output(p)) if p in decoded else fetch(p) for p in positions]
+        maps = self._graph.maps
+        return [
+            _as_maps(fetch(p), maps[p]) if p in maps
+            else _as_numpy(self.get_output(p)) if p in decoded
+            else fetch(p)
+            for p in positions
+        ]  # fmt: skip
 
     def _prepare(self) -> None:
         """Complete the inputs, and have memory to run."""
@@ -745,10 +750,13 @@ class GraphModule:
 
 
 def _as_numpy(value: Any) -> Any:
-    """An output as numpy, a sequence as a list of arrays; maps are unchanged."""
-    if isinstance(value, list):
-        return [_as_numpy(item) for item in value]
-    return value if isinstance(value, dict) else value.numpy()
+    """An output as numpy, a sequence as a list of arrays."""
+    return [_as_numpy(item) for item in value] if isinstance(value, list) else value.numpy()
+
+
+def _as_maps(rows: npt.NDArray[Any], keys: Sequence[Any]) -> list[dict[Any, Any]]:
+    """Maps from the keys to the elements of each row."""
+    return [*map(dict, map(zip, repeat(keys), rows.tolist()))]
 
 
 _executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()
