@@ -170,9 +170,17 @@ class IndexMath:
     # -- arithmetic ----------------------------------------------------------------------------------------------
 
     def merge(self, p: Poly) -> Poly:
-        """Rewrite w * (x % m) + w * m * (x // m) as w * x, which fusing and splitting again produces."""
+        """Rewrite w * (x % m) + w * m * (x // m) as w * x, which fusing and splitting again produces, and
+        w * min(a, b) + w * max(a + k, b + k) as w * (a + b + k): a tensor cut at a position and joined again.
+        """
         for monomial, c in list(p.terms.items()):
             for i, atom in enumerate(monomial):
+                if atom.kind == "min" and monomial in p.terms:
+                    rest = monomial[:i] + monomial[i + 1 :]
+                    for other, d in p.terms.items():
+                        total = self._sum_of_extrema(atom, rest, other) if d == c else None
+                        if total is not None:
+                            return self.merge(p - Poly({monomial: c, other: c}) + Poly({rest: c}) * total)
                 if atom.kind != "%" or monomial not in p.terms:
                     continue
                 x, m = atom.args
@@ -181,6 +189,19 @@ class IndexMath:
                 if quotient.terms and all(p.terms.get(k) == v for k, v in quotient.terms.items()):
                     return self.merge(p - quotient - Poly({monomial: c}) + rest * x)
         return p
+
+    def _sum_of_extrema(self, least: Atom, rest: Monomial, other: Monomial) -> Poly | None:
+        """min(a, b) + max(c, d) = a + b + k where c, d are a + k, b + k in any order; None where `other` is no product
+        of `rest` and such a maximum."""
+        greatest = remove_factors(other, rest)
+        if greatest is None or len(greatest) != 1 or greatest[0].kind != "max":
+            return None
+        (a, b), (c, d) = least.args, greatest[0].args
+        for first, second in ((c, d), (d, c)):
+            k = first - a
+            if (second - b - k).const == 0:
+                return a + second
+        return None
 
     def _binary_or_known(self, kind: str, a: Poly, b: Poly) -> Poly:
         atom = self._atoms.get((kind, a.key(), b.key()))
@@ -358,11 +379,12 @@ class IndexMath:
     def _symbolically_nonneg(self, p: Poly) -> bool:
         """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.
 
-        Loop variables first: their extents may cancel against quotients, whose bounds lose more.
+        Loop variables first: their extents may cancel against quotients, whose bounds lose more. Then extrema, a value
+        of which cancels other terms.
         """
         for _ in range(12):
-            for find in (self._bound_by_extent, self._bound_of):
-                found = next(((m, c, b) for m, c in p.terms.items() if (b := find(m, c)) is not None), None)
+            for find in (self._bound_by_extent, _bound_that_cancels, self._bound_of):
+                found = next(((m, c, b) for m, c in p.terms.items() if (b := find(p, m, c)) is not None), None)
                 if found is not None:
                     break
             else:
@@ -374,7 +396,7 @@ class IndexMath:
                 return True
         return False
 
-    def _bound_by_extent(self, monomial: Monomial, c: int) -> Poly | None:
+    def _bound_by_extent(self, _p: Poly, monomial: Monomial, c: int) -> Poly | None:
         """A polynomial not above c * monomial with a loop variable replaced by its last value, or None."""
         for i, atom in enumerate(monomial):
             extent = self._extents.get(atom.expr) if c < 0 and isinstance(atom.expr, Var) else None
@@ -383,7 +405,7 @@ class IndexMath:
                 return Poly({rest: c}) * (extent - 1)
         return None
 
-    def _bound_of(self, monomial: Monomial, c: int) -> Poly | None:
+    def _bound_of(self, _p: Poly, monomial: Monomial, c: int) -> Poly | None:
         """A polynomial not above c * monomial with a quotient, remainder or extremum replaced, or None."""
         for i, atom in enumerate(monomial):
             rest = monomial[:i] + monomial[i + 1 :]
@@ -510,7 +532,20 @@ class IndexMath:
 def _cancelled(p: Poly, extremum: Monomial) -> int:
     """The most terms of p that vanish when the extremum, a term of p, takes one of its values."""
     c = p.terms[extremum]
-    return max(sum(p.terms.get(m, 0) == -c * d for m, d in value.terms.items()) for value in extremum[0].args)
+    return max(_cancelled_by(p, value.scale(c)) for value in extremum[0].args)
+
+
+def _bound_that_cancels(p: Poly, monomial: Monomial, c: int) -> Poly | None:
+    """A polynomial not above c * monomial, an extremum, that cancels terms of p, or None."""
+    if len(monomial) != 1 or monomial[0].kind != ("min" if c < 0 else "max"):
+        return None
+    value = max((value.scale(c) for value in monomial[0].args), key=lambda value: _cancelled_by(p, value))
+    return value if _cancelled_by(p, value) else None
+
+
+def _cancelled_by(p: Poly, other: Poly) -> int:
+    """The terms of p that vanish in p + other."""
+    return sum(p.terms.get(m, 0) == -c for m, c in other.terms.items())
 
 
 def _print_order(item: tuple[Monomial, int]) -> tuple[bool, list[int]]:

@@ -13,13 +13,14 @@ do not, so that the same layer after one and after two upsamplings of the image 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from math import gcd
 from typing import Any
 
 from relayc.relay.analysis import body_order
 from relayc.relay.bind_sizes import with_dims
 from relayc.relay.expr import Call, Function
-from relayc.relay.op.base import OpDef, OpPattern
-from relayc.relay.sizes import is_at_least, normal, size_variables
+from relayc.relay.op.base import OpDef
+from relayc.relay.sizes import assuming, floor_divide, is_at_least, normal, product, size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType
 from relayc.te.tir import (
@@ -61,17 +62,20 @@ class CanonicalSizes:
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
         operators = [e.op for e in body_order(function) if isinstance(e, Call) and isinstance(e.op, OpDef)]
+        multiples = any(op.tiles_pixels or op.takes_sizes_apart() for op in operators)
         if any(op.takes_sizes_apart() for op in operators):
             sizes = list({terms.number(d): d for d in lengths}.values())
         else:
-            tiles_pixels = any(op.tiles_pixels for op in operators)
-            sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, tiles_pixels)
+            sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, multiples)
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
-        made = {terms.number(size): variable for size, variable in zip(sizes, own, strict=True)}
+        factors = [1 if multiples else _common_factor(size) for size in sizes]
+        made = {terms.number(size): product((factor, variable))
+                for size, factor, variable in zip(sizes, factors, own, strict=True)}  # fmt: skip
         renamed = with_dims(function, lambda d: terms.replaced(d, made))
-        return renamed, {variable.name: size for variable, size in zip(own, sizes, strict=True)}
+        values = [floor_divide(size, factor) for size, factor in zip(sizes, factors, strict=True)]
+        return renamed, {variable.name: value for variable, value in zip(own, values, strict=True)}
 
     def _own(self, count: int, dtype: DType) -> list[SizeVar] | None:
         while len(self._variables) < count:
@@ -81,27 +85,26 @@ class CanonicalSizes:
 
 
 def _unified(function: Function) -> Function:
-    """The function with sizes that operators require to be equal unified: the shorter expression replaces both.
+    """The function with sizes that operators require to be equal unified: the shortest expression replaces the others.
 
     A schedule cannot prove that operands of an addition have equally many rows. The equality is checked at run time.
     """
-    terms, shorter = _Terms(), dict[int, Dim]()
-    for e in body_order(function):
-        if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST:
-            for d, other in _matched(e):
-                short, long = sorted((d, other), key=lambda size: terms.length(convert(size)))
-                if isinstance(long, PrimExpr) and terms.number(long) != terms.number(convert(short)):
-                    shorter[terms.number(long)] = short
-    return with_dims(function, lambda d: terms.replaced(d, shorter)) if shorter else function
-
-
-def _matched(call: Call) -> Iterator[tuple[Dim, Dim]]:
-    """The dimensions of an operator's data that match those of its result, except for broadcast ones."""
-    result = call.ty
-    for arg in call.args[: call.operator.num_data_inputs]:
-        if isinstance(arg.ty, TensorType) and isinstance(result, TensorType):
-            pairs = zip(reversed(arg.ty.shape), reversed(result.shape), strict=False)
-            yield from ((d, other) for d, other in pairs if not is_at_least(1, d))
+    with assuming() as assumed:
+        for e in body_order(function):
+            if isinstance(e, Call) and isinstance(e.op, OpDef):
+                e.op.result_type([a.ty for a in e.args], e.span)
+    terms, shortest = _Terms(), dict[int, Dim]()
+    for pair in assumed.equal:
+        if any(is_at_least(1, size) for size in pair):  # broadcasts
+            continue
+        known = [shortest.get(terms.number(convert(size)), size) for size in pair]
+        short, long = sorted(known, key=lambda size: 0 if isinstance(size, int) else terms.length(size))
+        replaced = terms.number(convert(long))
+        for number, size in shortest.items():
+            if terms.number(convert(size)) == replaced:
+                shortest[number] = short
+        shortest[replaced] = short
+    return with_dims(function, lambda d: terms.replaced(d, shortest)) if shortest else function
 
 
 def sizes_of(function: Function) -> dict[str, Var]:
@@ -165,7 +168,8 @@ def _formulas(
         stack = [min(mentioning, key=terms.length)]
         while stack:
             part = stack.pop()
-            suits = _has_no_factor(part) or (multiples and _is_multiple(part))
+            suits = _has_no_factor(part) or (isinstance(part, Add | Sub) and _is_sum_of_multiples(part))
+            suits = suits or (multiples and _is_multiple(part))
             if suits and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
                 yield part
             stack += [child for child in _operands(part) if name in terms.names(child)]
@@ -185,9 +189,29 @@ def _has_no_factor(size: PrimExpr) -> bool:
     if isinstance(size, Add | Sub):
         plus_constant = isinstance(size.b, IntImm) and isinstance(size.a, Var)
         return plus_constant or _has_no_factor(size.a) or _has_no_factor(size.b)
-    if isinstance(size, FloorDiv):
-        return isinstance(size.b, IntImm)
-    return isinstance(size, Max | Min)
+    return _is_rounded(size)
+
+
+def _is_rounded(size: PrimExpr) -> bool:
+    """Is it an extremum, or a quotient by a number?"""
+    return isinstance(size, Max | Min) or (isinstance(size, FloorDiv) and isinstance(size.b, IntImm))
+
+
+def _is_sum_of_multiples(size: PrimExpr) -> bool:
+    """Is it a sum of multiples of quotients and extrema? Replacing it by a multiple of a variable loses nothing either.
+    """
+    if not isinstance(size, Add | Sub):
+        return _is_rounded(size.a if isinstance(size, Mul) and isinstance(size.b, IntImm) else size)
+    return _is_sum_of_multiples(size.a) and (isinstance(size.b, IntImm) or _is_sum_of_multiples(size.b))
+
+
+def _common_factor(size: PrimExpr) -> int:
+    """The greatest number that is known to divide a sum."""
+    if isinstance(size, Add | Sub):
+        return gcd(_common_factor(size.a), _common_factor(size.b))
+    if isinstance(size, Mul) and isinstance(size.b, IntImm):
+        return abs(size.b.value)
+    return abs(size.value) if isinstance(size, IntImm) else 1
 
 
 def _is_multiple(size: PrimExpr) -> bool:

@@ -165,3 +165,29 @@ def test_a_bounded_size_lies_between_0_and_its_largest_value() -> None:
     assert math.ceildiv(size, number(32)).const == 1
     assert math.ceildiv(size, number(8)).const is None
     assert math.ceildiv(size + 1, number(32)).const is None
+
+
+N = SizeVar("n")
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [(Min(N, const(1)) + Max(N - 1, const(0)), N), (Max(const(0), N - 1) * 3 + Min(const(1), N) * 3, N * 3),
+     (Max(N // 2 - 1, const(0)) * N + Min(const(1), N // 2) * N, N // 2 * N)],
+)  # fmt: skip
+def test_a_size_cut_at_a_position_and_joined_again_is_the_size(expr, expected):
+    math = IndexMath()
+    assert math.poly(expr, {}).key() == math.poly(expected, {}).key()
+
+
+def test_other_pairs_of_extrema_stay():
+    math = IndexMath()
+    for expr in (Min(N, const(1)) + Max(N - 2, const(0)), Min(N, const(1)) * 2 + Max(N - 1, const(0)),
+                 Min(N, const(1)) - Max(N - 1, const(0))):  # fmt: skip
+        assert {atom.kind for atom in math.poly(expr, {}).atoms()} >= {"min", "max"}
+
+
+def test_a_quotient_is_at_least_its_minimum_with_a_number():
+    math = IndexMath()
+    quotient = (N + 3) // 4
+    assert math.nonneg(math.poly(quotient - Min(const(1), quotient), {}))

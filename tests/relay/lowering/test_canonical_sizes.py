@@ -13,7 +13,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.relay import op
 from relayc.relay.lowering.canonical_sizes import CanonicalSizes
 from relayc.relay.op.base import make_call
-from relayc.relay.sizes import add_sizes, assuming, larger, normal, product, smaller
+from relayc.relay.sizes import add_sizes, assuming, floor_divide, larger, normal, product, smaller
 from relayc.te.tir import Dim, SizeVar
 
 RNG = np.random.default_rng(5)
@@ -101,6 +101,35 @@ def test_sizes_assumed_equal_are_unified() -> None:
     renamed, names = CanonicalSizes().rename(relay.Function((x, w, y), body))
     assert names == {"#0": n}
     assert [str(p.tensor_type.shape[1]) for p in renamed.params] == ["#0", "8", "#0"]
+
+
+def test_sizes_are_unified_where_any_operator_requires_it() -> None:
+    n = SizeVar("n")
+    more = smaller(floor_divide(n, 2), 5)
+    long, longer = add_sizes(n, more), add_sizes(n, more, more)
+    parts = [relay.var(name, (2, size, 8)) for name, size in zip("xyz", (longer, n, long), strict=True)]
+    with assuming():
+        body = op.concatenate([op.concatenate(parts[:2], axis=2), parts[2]], axis=2)
+    renamed, names = CanonicalSizes().rename(relay.Function(tuple(parts), body))
+    assert [str(p.tensor_type.shape[1]) for p in renamed.params] == ["#0", "#0", "#0"]
+    assert names == {"#0": n}
+
+
+def test_a_number_replaces_sizes_that_must_be_equal_to_it() -> None:
+    n = SizeVar("n")
+    x, y = relay.var("x", (4, 2)), relay.var("y", (n, 2))
+    with assuming():
+        function = relay.Function((x, y), op.add(x, y))
+    renamed, _ = CanonicalSizes().rename(function)
+    assert [p.tensor_type.shape[0] for p in renamed.params] == [4, 4]
+
+
+def test_a_sum_of_multiples_becomes_a_multiple_of_one_variable() -> None:
+    n = SizeVar("n")
+    total = add_sizes(*[product((scale * scale, floor_divide(add_sizes(n, 3), scale))) for scale in (2, 4, 6)])
+    renamed, names = CanonicalSizes().rename(bent(total))
+    assert str(renamed.params[0].tensor_type.shape[0]) == "#0 * 4"
+    assert product((4, names["#0"])) is total
 
 
 def test_a_size_of_at_most_one_is_not_unified() -> None:
