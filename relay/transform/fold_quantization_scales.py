@@ -18,6 +18,8 @@ __all__ = ["FoldQuantizationScales"]
 
 _MOST_BITS = 16
 """Maximum bits of integers whose sums float32 holds accurately, whatever their zero point."""
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+"""Least and greatest positive normal float32."""
 
 
 class FoldQuantizationScales(FunctionPass):
@@ -26,7 +28,8 @@ class FoldQuantizationScales(FunctionPass):
 
     layer_norm(s (x - z)) with epsilon is layer_norm(x) with epsilon / s^2, for quantised x and s > 0; softmax(s (x -
     z)) is softmax(s x). norm(x, g, b) / t is norm(x, g / t, b / t), for constants g and b, and softmax(x) / t is
-    softmax(x) (1 / t): results are rounded anyway, so one rounding more or less is harmless.
+    softmax(x) (1 / t): results are rounded anyway, so one rounding more or less is harmless. What a scale
+    would take beyond the range of float32 stays.
     """
 
     opt_level: ClassVar[int] = 3
@@ -49,7 +52,10 @@ def _norm_of_quantized(call: Call) -> Expr:
     if scaled is None:
         return call
     quantized, scale = scaled
-    epsilon = float(call.operator.attributes()["epsilon"]) / scale**2
+    given = float(call.operator.attributes()["epsilon"])
+    epsilon = given / scale**2
+    if given > 0 and not _LEAST <= epsilon <= _MOST:
+        return call
     return Call(call.operator.replace(epsilon=epsilon), (quantized, *weights), span=call.span)
 
 
@@ -58,6 +64,8 @@ def _softmax_of_quantized(call: Call) -> Expr:
     if scaled is None or not is_call_of(call.args[0], "multiply"):
         return call
     quantized, scale = scaled
+    if scale * 2**_MOST_BITS > _MOST:
+        return call  # s x could be infinite where s (x - z) is not, as in scores with the lowest floats of a mask
     return Call(
         call.operator, (broadcast.multiply(quantized, Constant(np.asarray(scale, np.float32))),), span=call.span
     )

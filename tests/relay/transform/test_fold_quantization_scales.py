@@ -58,3 +58,17 @@ def test_shared_values_and_unquantised_floats_stay():
     assert folded(nn.layer_norm(far, GAMMA, BETA), y)[0] == ["subtract", "multiply", "nn.layer_norm"]
     transposed = dequantized(x, -0.05)
     assert folded(nn.layer_norm(transposed, GAMMA, BETA), x)[0] == ["cast", "subtract", "multiply", "nn.layer_norm"]
+
+
+def test_scales_that_would_leave_float32_stay():
+    x = var("x", QUANTIZED.shape, "uint8")
+    scores = np.where(QUANTIZED < 90, 0, 100).astype(np.uint8)  # the lowest float32 of a mask, and zero
+    body = nn.softmax(dequantized(x, 3e36))
+    names, after = folded(body, x)
+    assert names == ["cast", "subtract", "multiply", "nn.softmax"]
+    np.testing.assert_array_equal(evaluate(after, [scores]), evaluate(Function((x,), body), [scores]))
+    constant = np.full_like(QUANTIZED, 7)  # without an epsilon, the norm of a constant row is NaN
+    body = nn.layer_norm(dequantized(x, 1e20), GAMMA, BETA)
+    names, after = folded(body, x)
+    assert names == ["cast", "subtract", "multiply", "nn.layer_norm"]
+    np.testing.assert_array_equal(evaluate(after, [constant]), evaluate(Function((x,), body), [constant]))
