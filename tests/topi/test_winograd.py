@@ -342,16 +342,21 @@ def test_wide_vectors_make_winograd_profitable_for_small_images(cores: int):
 
 
 @pytest.mark.parametrize("cores", [1, 2, 8])
-def test_weights_of_an_open_batch_suit_one_image_and_several(cores: int):
+@pytest.mark.parametrize(("size", "channels"), [(14, 256), (7, 512)])
+def test_weights_of_an_open_batch_suit_one_image_and_several(size: int, channels: int, cores: int):
     """F(4, 3) is faster for eight images; one of 7 x 7 reads the part of its weights that are those of F(2, 3)."""
     target = Target(f"llvm -mcpu=icelake-server -mtune=sapphirerapids -num-cores={cores}")
-    for size, channels in [(14, 256), (7, 512)]:
-        shape = WinogradShape(1, size, size, channels, channels, or_images=8)
-        plan = winograd_pays(target, shape, WINOGRAD_FILTERS[3])
-        assert plan is not None and plan.tile == 4
-        one, several = shape.of_each_batch()
-        assert best_tile(target, several, 4, plan.panel) == 4
-        assert size == 14 or best_tile(target, one, 4, plan.panel) == 2
+    shape = WinogradShape(1, size, size, channels, channels, or_images=8)
+    plan = winograd_pays(target, shape, WINOGRAD_FILTERS[3])
+    assert plan is not None and plan.tile == 4
+    one, several = shape.of_each_batch()
+    assert best_tile(target, several, 4, plan.panel) == 4
+    assert size == 14 or best_tile(target, one, 4, plan.panel) == 2
+
+    def cycles(shape: WinogradShape, panel: int) -> float:
+        return plan_winograd(target, shape, best_tile(target, shape, 4, panel), panel).cycles
+
+    assert plan.panel == min((16, 32, 64), key=lambda panel: cycles(one, panel) * cycles(several, panel))
 
 
 def test_two_images_have_a_version_whose_block_is_both():

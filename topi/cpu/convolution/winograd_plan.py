@@ -9,7 +9,7 @@ L2 cache, from L3 for each further block. Like that model it is a ranking.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -214,23 +214,26 @@ def winograd_pays(
     pixels, steps = shape.lines * shape.columns, shape.kernel**2 * shape.depth * shape.inputs
     likely = shape.of_each_batch()
     direct = [convolution_cycles(target, s.images * pixels, s.outputs, steps) / direct_gain for s in likely]
-    plans = {tile: _plans_for_all(target, likely, tile) for tile in tiles}
+    plans = {tile: _plans_for_all(target, likely, tile, _best_plan) for tile in tiles}
     best = min(plans, key=lambda tile: _product_of_cycles(plans[tile]))
     fewest, larger = _product_of_cycles(plans[best]), max(tiles)
     pays = fewest < math.prod([_GAIN * cycles for cycles in direct])
     if shape.or_images and larger > best:
-        by_larger = [_best_within(target, s, larger, plans[larger][0].panel) for s in likely]
+        by_larger = _plans_for_all(target, likely, larger, _best_within)
         if _product_of_cycles(by_larger) < _NOTABLY * fewest:
-            best = larger
+            best, panel = larger, by_larger[0].panel
+            plans[best] = [_best_plan(target, s, best, panel) for s in likely]
     chosen = choose(f"Winograd tile of {shape}", best if pays else _DIRECT, (_DIRECT, *tiles))
     return plans[chosen][0] if chosen in plans else None
 
 
-def _plans_for_all(target: Target, shapes: Sequence[WinogradShape], tile: int) -> list[WinogradPlan]:
-    """The plans for F(tile, kernel) of convolutions that have the same weights, and so one width of panels."""
+def _plans_for_all(
+    target: Target, shapes: Sequence[WinogradShape], tile: int,
+    plan: Callable[[Target, WinogradShape, int, int], WinogradPlan],
+) -> list[WinogradPlan]:  # fmt: skip
+    """The plans of convolutions that have the same weights, for tiles of `tile`, and so one width of panels."""
     of_each_width = [
-        [_best_plan(target, shape, tile, panel) for shape in shapes]
-        for panel in _panels(target, shapes[0], None)
+        [plan(target, shape, tile, panel) for shape in shapes] for panel in _panels(target, shapes[0], None)
     ]
     return min(of_each_width, key=_product_of_cycles)
 
