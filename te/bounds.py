@@ -171,18 +171,30 @@ class Bounds:
 
     def _check_overruns(self, stage: Stage) -> None:
         """Raise ScheduleError for loops that compute of elements past the ends of tensors with no memory for them."""
-        overrunning = {leaf.var for leaf in stage.leaf_iter_vars if stage.attrs_of(leaf).overrun == "computed"}
+        overrunning = {leaf.var: leaf for leaf in stage.leaf_iter_vars if stage.attrs_of(leaf).overrun == "computed"}
         if not overrunning:
             return
         values = self.loops[stage].root_values()
         for source in {t.op: None for t in stage.op.input_tensors if not self._paths[self._stage_of[t.op]]}:
             assert isinstance(stage.op, ComputeOp)
-            read = [self.math.poly(index, values) for load in _reads_of(stage.op, source) for index in load.indices]
-            past_end = overrunning.intersection([var for index in read for atom in index.atoms() for var in atom.vars])
-            if past_end:
-                raise ScheduleError(f"stage {stage.name}: overrun of {', '.join(v.name for v in past_end)}: it reads "
-                                    f"{source.name}, which has no elements past its end; compute that at a loop around "
-                                    "this stage, or store zeros there")  # fmt: skip
+            for load in _reads_of(stage.op, source):
+                for index, dim in zip(load.indices, load.producer.shape, strict=True):
+                    read = self.math.poly(index, values)
+                    past_end = [overrunning[v] for atom in read.atoms() for v in atom.vars if v in overrunning]
+                    if past_end and not self._ends_with(stage, past_end, read, dim):
+                        names = ", ".join(leaf.var.name for leaf in past_end)
+                        raise ScheduleError(f"stage {stage.name}: overrun of {names}: it reads {source.name}, which "
+                                            "has no elements past its end; compute that at a loop around this stage, "
+                                            "store zeros there, or end it with a whole loop")  # fmt: skip
+
+    def _ends_with(self, stage: Stage, overrunning: Sequence[IterVar], index: Poly, dim: Dim) -> bool:
+        """Is the last element of a dimension that of a whole loop, whose iterations read consecutive ones?"""
+        if len(overrunning) != 1:
+            return False
+        (leaf,) = overrunning
+        extent = self.loops[stage].extents[leaf]
+        others = index - self.math.var(leaf.var)
+        return all(not self.math.floormod(p, extent).terms for p in (others, self.math.dim(dim)))
 
     def _check_attachment(self, stage: Stage) -> None:
         if stage.attach != "at":

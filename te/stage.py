@@ -404,8 +404,9 @@ class Stage:
 
         A guard is tested for the first iteration only, so that a register tile has no test for each of its rows
         (Halide's RoundUp). The elements past the end are computed of those past the ends of the inputs, which must be
-        stages computed at a loop around this one; or with `zeros`, for stages that do not reduce, each iteration past
-        the end stores zeros. Outputs of the schedule have no memory past their ends.
+        stages computed at a loop around this one, or have no end within the loop: a multiple of its length. With
+        `zeros`, for stages that do not reduce, each iteration past the end stores zeros. Outputs of the schedule have
+        no memory past their ends.
         """
         self._check_not_reduction("overrun", axis, "terms past its end would change the result")
         if zeros and not (isinstance(self.op, ComputeOp) and not self.op.reduce_axis):

@@ -473,6 +473,41 @@ def test_tiles_overrun_into_zeros_past_the_end(count: int, rows: int):
     assert len(squared) == rows, "one version of the tile, without a test for each row"
 
 
+def doubled_in_whole_tiles(multiple: int) -> tuple[te.Tensor, te.Tensor, te.Schedule]:
+    """Twice each of a dynamic number of elements, in tiles of 4, of a copy with a multiple of so many elements."""
+    n = te.size_var("n")
+    whole = te.floordiv(n + (multiple - 1), multiple) * multiple
+    a = te.placeholder((n,), name="a")
+    b = te.compute((whole,), lambda i: a[te.min(i, n - 1)], name="b")
+    c = te.compute((whole,), lambda i: b[i] + b[i], name="c")
+    d = te.compute((n,), lambda i: c[i], name="d")
+    s = te.create_schedule(d)
+    block, _ = s[d].split(d.op.axis[0], factor=8, tail="predicate")
+    tile, row = s[c].split(c.op.axis[0], factor=4, tail="shift")
+    s[c].overrun(row)
+    s[c].unroll(row)
+    s[c].limit(tile, te.floordiv(n - block * 8 + 3, 4))
+    s[c].compute_at(s[d], block)
+    return a, d, s
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 8, 13, 24])
+def test_whole_tiles_overrun_no_tensor_that_ends_with_one(count: int):
+    a, d, s = doubled_in_whole_tiles(4)
+    module = te.lower(s, [a, d])
+    array, result = RNG.standard_normal(count).astype("float32"), np.zeros(count, "float32")
+    Interpreter(module, check_uninitialized=True)("main", array, result)
+    np.testing.assert_array_equal(result, 2 * array)
+    assert len([line for line in str(module).splitlines() if "c[" in line.split("=")[0]]) == 4, "no tests for each row"
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 3, 6])
+def test_tiles_do_not_overrun_a_tensor_that_ends_within_one(multiple: int):
+    a, d, s = doubled_in_whole_tiles(multiple)
+    with pytest.raises(ScheduleError, match=r"it reads b, which has no elements past its end"):
+        te.lower(s, [a, d])
+
+
 def test_only_loops_with_memory_past_the_end_overrun():
     a, d, s = blocks_of_rows(4)
     (c,) = d.op.input_tensors
