@@ -243,7 +243,27 @@ class IndexMath:
                 high, low = self._divide(r, number(g))
                 if self._within(low, g):
                     return q + self.floordiv(high, number(k // g))
+            nested = self._quotient_of_sizes(r)
+            if nested is not None:
+                x, divisor = nested
+                return q + self.floordiv(x, number(k * divisor))
         return q + self._binary_atom("//", r, b)
+
+    def _quotient_of_sizes(self, p: Poly) -> tuple[Poly, int] | None:
+        """(x, k) with p = x // k, if p is such a quotient of sizes and a number: x // k + c is (x + c * k) // k.
+
+        The sizes of parts of parts then become those of smaller parts: tiles of every third line are tiles.
+        """
+        added = p.constant_term
+        rest = p - added
+        if len(rest.terms) != 1:
+            return None
+        ((monomial, factor),) = rest.terms.items()
+        if factor != 1 or len(monomial) != 1 or monomial[0].kind != "//" or monomial[0].vars & self._extents.keys():
+            return None
+        x, divisor = monomial[0].args
+        k = divisor.const
+        return (x + added * k, k) if k is not None and k > 0 else None
 
     def floormod(self, a: Poly, b: Poly) -> Poly:
         """a % b with the sign of b; b is taken to be positive unless it is a number."""

@@ -51,9 +51,8 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
         return None
     known = [d for d in (data["C"], results["C"], taps["H"]) if isinstance(d, int) and d > 0]
     lines, columns = (likely(results[axis], LIKELY_SIDE) for axis in "HW")
-    sides_known = isinstance(results["H"], int) and isinstance(results["W"], int)
-    if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[-1] > 1 and not sides_known):
-        return None  # dilated rows of images of dynamic size are not separated cheaply
+    if len(known) < 3 or min(lines, columns) < 1:
+        return None
     inputs, outputs, side = known
     images, or_images = likely_images(results["N"])
     shape = WinogradShape(

@@ -112,6 +112,19 @@ def test_split_and_fused_indices_simplify_to_the_original(expr, expected):
     assert str(math.expr(math.poly(expr(f, i, n), {}))) == expected
 
 
+@pytest.mark.parametrize("inner", [2, 3, -3])
+@pytest.mark.parametrize("outer", [4, 6])
+@pytest.mark.parametrize("added", [-5, 0, 3])
+def test_parts_of_parts_of_a_size_are_parts_of_it(inner: int, outer: int, added: int):
+    n, math = SizeVar("n"), IndexMath()
+    expr = FloorDiv(Add(FloorDiv(Add(n, const(2)), const(inner)), const(added)), const(outer))
+    parts = math.poly(expr, {})
+    if inner > 0:
+        assert parts.key() == math.poly(FloorDiv(Add(n, const(2 + inner * added)), const(inner * outer)), {}).key()
+    for size in range(40):
+        assert evaluate(math.expr(parts), {n: size}) == evaluate(expr, {n: size})
+
+
 def test_sizes_are_compared_symbolically():
     math, n, i = IndexMath(), SizeVar("n"), Var("i")
     size = math.var(n)

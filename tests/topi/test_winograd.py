@@ -211,6 +211,37 @@ def test_few_images_read_a_part_of_the_weights():
         assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean()), images
 
 
+@pytest.mark.parametrize(
+    ("outputs", "groups", "dilation", "threads"), [(248, 1, 1, 1), (248, 1, 2, 2), (256, 2, 1, 2), (256, 1, 3, 1)]
+)
+def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
+    outputs: int, groups: int, dilation: int, threads: int
+):
+    """Registers' tiles of few tiles end past the last one, which those after it are once more."""
+    rng, (n, h, w) = np.random.default_rng(0), map(te.size_var, "nhw")
+    weight = rng.standard_normal((outputs, 192 // groups, 3, 3), np.float32) / 32
+    x = var("x", (n, 192, h, w))
+    y = nn.conv2d(x, const(weight), padding=dilation, groups=groups, dilation=dilation)
+    with PassContext(config={"relay.winograd": "f4"}):
+        lib = relay.build(IRModule({"main": Function((x,), y)}), f"llvm {CACHES}")
+        optimized = relay.optimize(IRModule({"main": Function((x,), y)}), AVX512)
+    (text,) = [
+        str(lower(node.workload, AVX512).function)
+        for node in make_graph(optimized["main"]).nodes
+        if "nn.conv2d_nhwc_winograd" in node.workload.operators
+    ]
+    assert re.search(r"p1\[.*j\w* // 3", text)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+    for shape in ((0, 7, 7), (1, 0, 5), (1, 1, 1), (1, 2, 9), (1, 7, 7), (2, 8, 8), (3, 5, 13), (2, 31, 12)):
+        images, lines, columns = shape
+        data = rng.standard_normal((images, 192, lines, columns), np.float32)
+        (result,) = executor.infer({"x": data})
+        assert result.shape == (images, outputs, lines, columns)
+        if result.size:
+            exact = exact_convolution(data, weight, (1, 1), (dilation,) * 4, (dilation,) * 2, groups)
+            assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
+
+
 def test_blocks_of_images_of_a_known_size_are_whole():
     """25 of 49 tiles: any batch but an empty one has a whole block, and the last one begins earlier."""
     rng = np.random.default_rng(0)

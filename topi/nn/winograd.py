@@ -170,7 +170,7 @@ class Depth:
 def conv_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
     likely_sides: Sequence[int] = (), depth: Depth | None = None, channels: Dim | None = None,
-    weight_tile: int | None = None,
+    weight_tile: int | None = None, whole: int = 1,
 ) -> Tensor:  # fmt: skip
     """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 
@@ -180,7 +180,8 @@ def conv_winograd(
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
     filter, in panels of NR outputs of one group; with a depth (O / NR, A, A, taps, I, NR). The result has `channels`
     channels, at most O, to which panels are padded. With `weight_tile` the weights are those of these larger tiles, of
-    which some places are read (`winograd_matrices`).
+    which some places are read (`winograd_matrices`). The number of tiles is rounded up to a multiple of `whole`, for
+    register tiles without tests for the last tile, which the ones past the end are again.
 
     The stages are tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and
     "winograd_input" (the two halves of the input transform, as large), "conv2d_nhwc_winograd", with a depth
@@ -209,6 +210,10 @@ def conv_winograd(
         assert isinstance(results, int), "the depth has to be known"
         read, stored, more = (n, depth.planes(results)), (n, results), depth.planes(results) - results
     tiles_read, tiles = num_elements((*read, *plane)), num_elements((*stored, *plane))
+    last = tiles - 1
+    if whole > 1:
+        assert depth is None, "tiles of the input and the result are the same ones"
+        tiles_read = tiles = ceil_div(tiles, whole) * whole
     attrs = {"tile": tile, "kernel": kernel, "padding": tuple(padding), "groups": groups, "dilation": dilation,
              "likely_sides": likely_sides, "depth": depth}  # fmt: skip
 
@@ -216,6 +221,7 @@ def conv_winograd(
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
 
     def tap(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
+        t = t if whole == 1 else te.min(t, last)
         *at, first_line, first_column, line, column = unravel_index(t, (*read, *plane))
         y, x = line * tile + y, column * tile + x
         return padded(*at, y * dilation + first_line, x * dilation + first_column, c)

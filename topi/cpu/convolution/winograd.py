@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
-from relayc.te.tir import EQ
+from relayc.te.tir import EQ, GT, convert
 from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradPlan,
     WinogradShape,
     best_tile,
     cycles_by,
+    largest_small_image,
     plan_winograd,
     transform_lanes,
 )
@@ -29,7 +30,7 @@ from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of,
 from relayc.topi.groups import constant_size, extent_of, factor_of, inline_injective, least_extent
 from relayc.topi.nn.winograd import conv_winograd, shared_place
 from relayc.topi.registry import operations_behind, register_schedule
-from relayc.topi.utils import num_elements, ravel_index, unravel_index
+from relayc.topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,26 +44,28 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where an image has a dynamic number of tiles, a block may have fewer of them. Where all products read one
-    transformed input, or results are transposed, a second version goes tile by tile instead, for images with fewer
-    tiles than a block has. Where only the number of images is dynamic, versions are planned for two, four and eight,
-    too, those for few images in smaller tiles where reading all the weights would take longer than multiplying.
+    Where an image has a dynamic number of tiles, a block may have fewer of them; where results are transposed or have a
+    depth, a second version goes tile by tile instead, for images with fewer tiles than a block has. Small images have a
+    version with smaller tiles, whose weights are some of the larger ones' (`winograd_matrices`), where reading all of
+    those would take longer than the multiplications. Where only the number of images is dynamic, versions are planned
+    for two, four and eight, too.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
+    if _may_be_partial(anchor, order):
+        return _of_any_sides(outs, anchor, target, order)
     plan = _plan(target, anchor, order)
-    s, sides_known = _arranged(outs, anchor, target, plan), _sides_are_known(order)
-    if plan.block > 1 and (plan.weights_once or order.is_transposed) and not sides_known:
-        s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
-    batch = order.result.shape[0]
-    if isinstance(batch, int) or not sides_known:
-        return s
-    for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
-        used = EQ(batch, te.const(images)) if images == 2 else batch >= images
-        for_several = _plan(target, anchor, order, images)
-        if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
-            several = _arranged(outs, anchor, target, for_several)
-            several.specialize_small(s, unless=used)
-            s, plan = several, for_several
+    s, batch = _arranged(outs, anchor, target, plan), order.result.shape[0]
+    if not _sides_are_known(order):
+        if plan.block > 1 and (plan.weights_once or order.is_transposed):
+            s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
+    elif not isinstance(batch, int):
+        for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
+            used = EQ(batch, te.const(images)) if images == 2 else batch >= images
+            for_several = _plan(target, anchor, order, images)
+            if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
+                several = _arranged(outs, anchor, target, for_several)
+                several.specialize_small(s, unless=used)
+                s, plan = several, for_several
     return s
 
 
@@ -72,15 +75,37 @@ of the version for fewer that one takes at most. Those for four and eight serve 
 one: blocks of two would not be full."""
 
 
+def _of_any_sides(outs: list[te.Tensor], anchor: te.Operation, target: Target, order: StoreOrder) -> te.Schedule:
+    """A schedule for images of dynamic sides, with a version in smaller tiles for small ones that gain from it."""
+    tile, panel, weights = anchor.attrs["tile"], panel_width(anchor), anchor.input_tensors[1]
+    shape, small = _shape(anchor, order, 1), None
+    if constant_size(weights.shape) * weights.dtype.nbytes > target.cache_bytes.l2:
+        small = largest_small_image(target, shape, tile, panel)
+    if small is None:
+        return _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel))
+    lines, columns = [max(side, small.lines + tile) for side in (shape.lines, shape.columns)]
+    larger = replace(shape, lines=lines, columns=columns)
+    s = _arranged(outs, anchor, target, plan_winograd(target, larger, tile, panel))
+    side = best_tile(target, small, tile, panel)
+    few = plan_winograd(target, small, side, panel, name="Winograd plan for small images")
+    tiles, most = anchor.output(0).shape[-2], small.tiles(tile)
+    s.specialize_small(_arranged(outs, anchor, target, few), unless=GT(convert(tiles), te.const(most)))
+    return s
+
+
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
-    if plan.tile != anchor.attrs["tile"]:
-        outs, anchor = _recomputed_in_tiles(s, outs, anchor, plan.tile)
-    out = outs[0]
+    is_partial = _may_be_partial(anchor, StoreOrder.of(outs[0]))
+    whole = 1
+    if is_partial and plan.weights_once:
+        whole = min(plan.rows, plan.block)
+        plan = replace(plan, rows=whole, block=ceil_div(plan.block, whole) * whole)
+    if (plan.tile, whole) != (anchor.attrs["tile"], 1):
+        outs, anchor = _recomputed_in_tiles(s, outs, anchor, plan.tile, whole)
+    out, order = outs[0], StoreOrder.of(outs[0])
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
-    tiles, order = spectrum.shape[2], StoreOrder.of(out)
-    is_partial = not (_sides_are_known(order) or plan.weights_once or order.is_transposed)
+    tiles = spectrum.shape[2]
     inline_injective(s, outs, keep=[anchor, *order.kept])
     lanes = vector_lanes(target)
     dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
@@ -97,10 +122,12 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     chunk = _schedule_input(s, spectrum, lanes)
     if is_partial:
         t = s[spectrum].op.axis[2]
-        register_tiles = te.floordiv(tiles - t_outer.var * plan.block + (plan.rows - 1), plan.rows)
-        s[spectrum].overrun(t, zeros=True)
-        s[spectrum].limit(t, register_tiles * plan.rows)
+        block = te.floormod(t_outer.var, ceil_div(tiles, plan.block)) if plan.weights_once else t_outer.var
+        register_tiles = te.floordiv(tiles - block * plan.block + (plan.rows - 1), plan.rows)
         s[anchor].limit(product_tiles, register_tiles)
+        if not plan.weights_once:
+            s[spectrum].overrun(t, zeros=True)
+            s[spectrum].limit(t, register_tiles * plan.rows)
     column = _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
     patch = stages["winograd_patch"]
@@ -118,9 +145,10 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
 
 
 def _recomputed_in_tiles(
-    s: te.Schedule, outs: Sequence[te.Tensor], anchor: te.Operation, tile: int
+    s: te.Schedule, outs: Sequence[te.Tensor], anchor: te.Operation, tile: int, whole: int
 ) -> tuple[list[te.Tensor], te.Operation]:
-    """Compute the convolution of `s` in smaller tiles, by weights of its own; returns the outputs and the anchor."""
+    """Compute the convolution of `s` in tiles as large as its weights' or smaller, of which there are a multiple of
+    `whole`; returns the outputs and the anchor."""
     attrs, behind = anchor.attrs, operations_behind(outs)
     (patch,) = [op for op in behind if op.tag == "winograd_patch"]
     (image,) = [op.output(0) for op in behind if any(t.op.tag == "winograd_output" for t in op.input_tensors)]
@@ -129,11 +157,16 @@ def _recomputed_in_tiles(
     names = ("kernel", "padding", "groups", "dilation", "likely_sides")
     by = conv_winograd(
         data, anchor.input_tensors[1], tile, **{name: attrs[name] for name in names}, channels=image.shape[-1],
-        weight_tile=attrs["tile"],
+        weight_tile=attrs["tile"], whole=whole,
     )  # fmt: skip
     s.recompute(image, by)
     outs = [s.current(out) for out in outs]
     return outs, next(op for op in operations_behind(outs) if op.tag == anchor.tag)
+
+
+def _may_be_partial(anchor: te.Operation, order: StoreOrder) -> bool:
+    """Whether blocks may have fewer tiles than planned, and have a number of them that is computed at run time."""
+    return not (_sides_are_known(order) or order.is_transposed or anchor.attrs["depth"])
 
 
 def _sides_are_known(order: StoreOrder) -> bool:

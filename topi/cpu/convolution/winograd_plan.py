@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = ["WinogradPlan", "WinogradShape", "best_tile", "convolution_cycles", "copy_cycles", "cycles_by",
-           "image_to_plan_for", "plan_winograd", "transform_lanes", "winograd_pays", "winograd_transposes"]  # fmt: skip
+           "image_to_plan_for", "largest_small_image", "plan_winograd", "transform_lanes", "winograd_pays",
+           "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
@@ -62,6 +63,9 @@ _LEAST_SIDE = 16
 """Lines and columns of the smallest image that a schedule for images of dynamic size is planned for."""
 _GAIN = 0.92
 """Winograd is chosen below this part of the direct convolution's cycles."""
+_MOST_LINES_OF_TILES, _FASTER = 8, 0.95
+"""Lines of tiles of the largest image that may count as small, and the part of the cycles that it takes at most then.
+"""
 _NOTABLY = 0.8
 """Part of the cycles, of two numbers of images multiplied, for which weights may be more than twice as large."""
 
@@ -177,6 +181,21 @@ def image_to_plan_for(target: Target, shape: WinogradShape, plan: WinogradPlan) 
 def best_tile(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> int:
     """The side of the tiles that take the fewest cycles by weights for tiles of `weight_tile`, or by a part of them."""
     return _best_within(target, shape, weight_tile, panel).tile
+
+
+def largest_small_image(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> WinogradShape | None:
+    """The largest square image that, as all smaller ones, is notably faster in smaller tiles than the weights', if any.
+
+    Those read a part of the weights, which takes most of the time where they are in no cache of the core's own.
+    """
+    found = None
+    for lines in range(1, _MOST_LINES_OF_TILES + 1):
+        image = replace(shape, images=1, lines=lines * weight_tile, columns=lines * weight_tile)
+        few, many = _best_within(target, image, weight_tile, panel), _best_plan(target, image, weight_tile, panel)
+        if few.cycles > _FASTER * many.cycles:
+            break
+        found = image
+    return found
 
 
 def _best_within(target: Target, shape: WinogradShape, weight_tile: int, panel: int) -> WinogradPlan:
