@@ -92,13 +92,17 @@ def other_inputs(
     """The values of non-tensor inputs, and the parameters that they consist of, both by name.
 
     Element i of a sequence "x" with known shapes is the parameter "x[i]"; other sequences and optional tensors are one
-    parameter, of `rank` where the model declares none. Raises `ValueNeededError` for any other input without a shape.
+    parameter, of `rank` where the model declares none. Raises `OnnxImportError` for a map, `ValueNeededError` for any
+    other input without a shape.
     """
     values: dict[str, Expr] = {}
     parts: dict[str, list[Var]] = {}
     for value in inputs:
         params = parts[value.name] = list[Var]()
         place = f"{where}: input {value.name!r}"
+        if value.type.HasField("map_type"):
+            remedy = "export the model without the operator that reads it (DictVectorizer), and pass its matrix"
+            raise fault(place, "maps are no tensors", remedy=remedy)
         if value.name in constants:
             values[value.name] = _constant(constants[value.name], value, place)
         elif value.name in shapes:

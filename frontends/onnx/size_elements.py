@@ -62,18 +62,22 @@ def _difference(a: Dim, b: Dim) -> Dim:
     return sizes.add_sizes(a, _negated(b))
 
 
-def _quotient(a: Dim, b: Dim) -> Dim | None:
-    """Divide sizes. Floor and truncation agree for a >= 0, which is assumed of a size minus a constant."""
-    if not sizes.is_at_least(b, 1 if isinstance(b, int) else 0):
-        return None
-    if sizes.is_at_least(a, 0) or (isinstance(b, int) and sizes.dims_match(a, sizes.larger(a, 0))):
-        return sizes.floor_divide(a, b)
-    return None
+def _floor_quotient(a: Dim, b: Dim) -> Dim | None:
+    return sizes.floor_divide(a, b) if sizes.is_at_least(b, 1 if isinstance(b, int) else 0) else None
 
 
-def _modulo(a: Dim, b: Dim) -> Dim | None:
-    quotient = _quotient(a, b)
-    return None if quotient is None else _difference(a, sizes.product((b, quotient)))
+def _trunc_quotient(a: Dim, b: Dim) -> Dim | None:
+    """The quotient rounded towards zero: of what is above zero, less that of what is below."""
+    above, below = (_floor_quotient(sizes.larger(part, 0), b) for part in (a, _negated(a)))
+    return None if above is None or below is None else _difference(above, below)
+
+
+def _remainder(quotient: Callable[[Dim, Dim], Dim | None]) -> Callable[[Dim, Dim], Dim | None]:
+    def remainder(a: Dim, b: Dim) -> Dim | None:
+        whole = quotient(a, b)
+        return None if whole is None else _difference(a, sizes.product((b, whole)))
+
+    return remainder
 
 
 def _power(a: Dim, b: Dim) -> Dim | None:
@@ -114,11 +118,11 @@ INTEGER_RULES: dict[str, Callable[..., Any]] = {
     "add": sizes.add_sizes,
     "subtract": _difference,
     "multiply": lambda a, b: sizes.product((a, b)),
-    "divide": _quotient,
-    "trunc_divide": _quotient,
-    "floor_divide": _quotient,
-    "floor_mod": _modulo,
-    "trunc_mod": _modulo,
+    "divide": _trunc_quotient,
+    "trunc_divide": _trunc_quotient,
+    "floor_divide": _floor_quotient,
+    "floor_mod": _remainder(_floor_quotient),
+    "trunc_mod": _remainder(_trunc_quotient),
     "power": _power,
     "left_shift": _left_shift,
     "right_shift": _right_shift,
@@ -254,7 +258,5 @@ def cast_element(value: Element, to: DType) -> Element | None:
     if to.is_bool:
         return None if isinstance(value, PrimExpr | Ratio) else value != 0
     if isinstance(value, Ratio):
-        if to.is_float:
-            return value
-        return sizes.floor_divide(value.over, value.under) if sizes.is_at_least(value.over, 0) else None
+        return value if to.is_float else _trunc_quotient(value.over, value.under)
     return int(value) if isinstance(value, bool) else value

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
-from relayc.frontends.onnx import UnsupportedOperatorError, from_onnx
+from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
 from relayc.frontends.onnx.backend import RelayBackend
 
 try:
@@ -141,3 +141,11 @@ def test_an_artifact_gives_names_and_maps():
 def test_inputs_that_are_maps_are_rejected_by_name(name):
     with pytest.raises(UnsupportedOperatorError, match=f"ai.onnx.ml::{name} .*map"):
         from_onnx(model([helper.make_node(name, ["x"], ["y"], domain=ML)], ["y"]))
+
+
+def test_a_declared_map_says_what_to_do():
+    proto = model([helper.make_node("DictVectorizer", ["x"], ["y"], domain=ML, string_vocabulary=["a"])], ["y"])
+    value = helper.make_tensor_type_proto(TensorProto.FLOAT, [1])
+    proto.graph.input[0].type.CopyFrom(helper.make_map_type_proto(TensorProto.STRING, value))
+    with pytest.raises(OnnxImportError, match=r"input 'x': maps are no tensors\n.*export the model without"):
+        from_onnx(proto)

@@ -136,6 +136,20 @@ def test_the_known_elements_of_a_shape_stay_known(case):
         np.testing.assert_array_equal(y.numpy(), q + 5)
 
 
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_quotients_of_what_may_be_negative_truncate(operator):
+    """Of a size less a constant, as a crop to more than the picture computes them."""
+    nodes = [make("Sub", ["h", "c"], ["d"]), make(operator, ["d", "three"], ["e"]), make("Add", ["e", "five"], ["n"])]
+    nodes[1].attribute.extend([helper.make_attribute("fmod", 0)] if operator == "Mod" else [])
+    module, params = from_onnx(expanding(nodes, {"c": 7, "three": 3, "five": 5}))
+    executor = graph_executor.GraphModule(relay.build(module, params=params)["default"](device("cpu", 0)))
+    for t in (1, 4, 5, 6, 7, 8, 12):
+        n = 5 + (math.trunc((t - 7) / 3) if operator == "Div" else (t - 7) % 3)
+        q = np.ones((1, 3, n, n), F)
+        (y,) = executor(x=np.zeros((1, t), F), q=q, m=np.ones((1, 1, 1, 1), F))
+        assert y.shape == q.shape and (y.numpy() == 2).all()
+
+
 def test_square_roots_of_sizes():
     n, m = SizeVar("n"), SizeVar("m")
     assert sizes.square_root(sizes.product((9, n, n, m, m))) is sizes.product((3, n, m))
