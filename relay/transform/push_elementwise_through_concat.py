@@ -2,7 +2,8 @@
 
 An activation after a concatenation makes a kernel of the two, since fusion does not compute operands in each branch of
 a concatenation. Before it, it is part of the epilogues of the inputs' producers, and the concatenation, by itself, is
-written in place (`relay.lowering.buffer_aliasing`).
+written in place (`relay.lowering.buffer_aliasing`). An operator whose elements are wider than those of its operand
+stays: the concatenation would be larger, and a product would not see that its data has 8 bits.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def _mapped(call: Call, shared: Sharing) -> Expr:
 
 
 def _is_map(e: Expr) -> bool:
-    """Does it map each element of its first operand independently, by the same function?"""
+    """Does it map each element of its first operand independently, by the same function, to one that is no wider?"""
     if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.pattern > OpPattern.BROADCAST or not e.args:
+        return False
+    if e.dtype.bits > e.args[0].dtype.bits:
         return False
     alike = all(isinstance(a, Constant) and not a.shape for a in e.args[1:]) and not isinstance(e.args[0], Constant)
     return alike and tuple(e.args[0].shape) == tuple(e.shape) and "axis" not in e.op.attributes()

@@ -46,6 +46,16 @@ def test_activations_move_to_the_producers_of_the_inputs():
     assert names == ["nn.conv2d", "add", "nn.relu", "minimum", "nn.max_pool", "nn.relu", "minimum", "concatenate"]
 
 
+def test_operators_with_wider_results_stay():
+    """The next product sees that its data has 8 bits."""
+    x = image()
+    quantized = [relay.cast(relay.clip(part, 0.0, 255.0), "uint8") for part in branches(x)]
+    names = mapped(relay.cast(relay.concatenate(quantized, axis=1), "int32"), x)
+    assert names[-2:] == ["concatenate", "cast"]
+    narrowed = relay.cast(relay.clip(relay.concatenate(branches(x), axis=1), 0.0, 255.0), "uint8")
+    assert mapped(narrowed, x)[-2:] == ["cast", "concatenate"]
+
+
 def test_shared_concatenations_stay():
     x = image()
     parts = branches(x)
