@@ -124,9 +124,9 @@ def test_an_open_batch_has_a_version_planned_for_several_images():
         for node in make_graph(optimized["main"]).nodes
         if "nn.conv2d_nhwc_winograd" in node.workload.operators
     ]
-    assert "#0 >= 4" in text
+    assert re.search(r"#0 >= [23]\b", text)
     executor = graph_executor.GraphModule(relay.build(IRModule({"main": function}))["default"](device("cpu", 0)))
-    for images in (1, 3, 4, 5):
+    for images in (1, 2, 3, 4, 5, 9):
         data = np.random.default_rng(images).standard_normal((images, 128, 7, 7), dtype=np.float32)
         exact = exact_convolution(data, weight / 32, (1, 1), (1,) * 4, (1, 1), 1)
         (result,) = executor.infer({"x": data})
@@ -242,8 +242,8 @@ def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
             assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
 
 
-def test_blocks_of_images_of_a_known_size_are_whole():
-    """25 of 49 tiles: any batch but an empty one has a whole block, and the last one begins earlier."""
+def test_blocks_of_one_image_of_a_known_size_are_whole_and_of_several_may_be_partial():
+    """Two blocks of 25 tiles compute 49, the last one begins earlier; of three images a block of 98 has 49 to do."""
     rng = np.random.default_rng(0)
     x, weight = var("x", (te.size_var("n"), 32, 27, 27)), rng.standard_normal((128, 32, 3, 3), np.float32) / 32
     y = op.concatenate([nn.conv2d(x, const(weight), padding=1)] * 2, 1)  # which stores channels last first
@@ -253,7 +253,7 @@ def test_blocks_of_images_of_a_known_size_are_whole():
         for node in make_graph(relay.optimize(module, AVX512)["main"]).nodes
         if "nn.conv2d_nhwc_winograd" in node.workload.operators
     ]
-    assert "in range(25)" in text and "in range(min(" not in text
+    assert "in range(25)" in text and "in range(min(98, " in text
     executor = graph_executor.GraphModule(relay.build(module)["default"](device("cpu", 0)))
     for images in (0, 1, 2, 3, 5):
         data = rng.standard_normal((images, 32, 27, 27), np.float32)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
-from relayc.te.tir import EQ, GT, convert
+from relayc.te.tir import GT, convert
 from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradPlan,
@@ -44,35 +44,48 @@ __all__ = ["schedule_conv_winograd"]
 def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Schedule the stages of `topi.nn.conv_winograd` as `plan_winograd` says.
 
-    Where an image has a dynamic number of tiles, a block may have fewer of them; where results are transposed or have a
-    depth, a second version goes tile by tile instead, for images with fewer tiles than a block has. Small images have a
-    version with smaller tiles, whose weights are some of the larger ones' (`winograd_matrices`), where reading all of
-    those would take longer than the multiplications. Where only the number of images is dynamic, versions are planned
-    for two, four and eight, too.
+    Where the number of tiles is dynamic, a block may have fewer of them; where results are transposed, images of
+    dynamic sides with fewer tiles than a block have a version of their own, which goes tile by tile. Where an image of
+    dynamic sides is small, or images of known ones are few, versions may use smaller tiles, whose weights are some of
+    the larger ones' (`winograd_matrices`): reading all of those would take longer than the multiplications.
     """
     target, order = at_precision_of(target, anchor.output(0).dtype), StoreOrder.of(outs[0])
+    if _sides_are_known(order):
+        return _of_any_batch(outs, anchor, target, order)
     if _may_be_partial(anchor, order):
         return _of_any_sides(outs, anchor, target, order)
     plan = _plan(target, anchor, order)
-    s, batch = _arranged(outs, anchor, target, plan), order.result.shape[0]
-    if not _sides_are_known(order):
-        if plan.block > 1 and (plan.weights_once or order.is_transposed):
-            s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
-    elif not isinstance(batch, int):
-        for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
-            used = EQ(batch, te.const(images)) if images == 2 else batch >= images
-            for_several = _plan(target, anchor, order, images)
-            if for_several.cycles < _NOTABLY * cycles_by(target, _shape(anchor, order, images), plan):
-                several = _arranged(outs, anchor, target, for_several)
-                several.specialize_small(s, unless=used)
-                s, plan = several, for_several
+    s = _arranged(outs, anchor, target, plan)
+    if plan.block > 1 and (plan.weights_once or order.is_transposed):
+        s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     return s
 
 
-_NUMBERS_OF_IMAGES, _NOTABLY = {1: "", 2: " for two images", 4: " for four images", 8: " for eight images"}, 0.95
+def _of_any_batch(outs: list[te.Tensor], anchor: te.Operation, target: Target, order: StoreOrder) -> te.Schedule:
+    """A schedule for images of known sides; where their number is dynamic with versions for two and for several."""
+    batch, plan = order.result.shape[0], _plan(target, anchor, order)
+    s = _arranged(outs, anchor, target, plan)
+    if isinstance(batch, int):
+        return s
+    versions: list[tuple[int, WinogradPlan]] = []  # the fewest images that a plan serves, and the plan
+    for images in [n for n in _NUMBERS_OF_IMAGES if n > 1]:
+        more = _plan(target, anchor, order, images)
+        shapes = {n: _shape(anchor, order, n) for n in range(len(versions) + 2, images + 1)}
+        gains = {n: cycles_by(target, shape, more) / cycles_by(target, shape, plan) for n, shape in shapes.items()}
+        if gains[images] < _NOTABLY:
+            versions.append((next(n for n, gain in gains.items() if gain < 1), more))
+            plan = more
+    for number, (least, plan) in enumerate(versions, 1):
+        serves_two = number < len(versions) and versions[number][0] == least + 1
+        version = _arranged(outs, anchor, target, plan, not serves_two and _may_be_partial(anchor, order))
+        version.specialize_small(s, unless=convert(batch) >= least)
+        s = version
+    return s
+
+
+_NUMBERS_OF_IMAGES, _NOTABLY = {1: "", 2: " for two images", 8: " for several images"}, 0.95
 """Numbers of images that versions are planned for, with what is added to the names of plans, and the part of the cycles
-of the version for fewer that one takes at most. Those for four and eight serve more, too. Three are computed one by
-one: blocks of two would not be full."""
+of the version for fewer that one takes at most."""
 
 
 def _of_any_sides(outs: list[te.Tensor], anchor: te.Operation, target: Target, order: StoreOrder) -> te.Schedule:
@@ -82,20 +95,22 @@ def _of_any_sides(outs: list[te.Tensor], anchor: te.Operation, target: Target, o
     if constant_size(weights.shape) * weights.dtype.nbytes > target.cache_bytes.l2:
         small = largest_small_image(target, shape, tile, panel)
     if small is None:
-        return _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel))
+        return _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel), is_partial=True)
     lines, columns = [max(side, small.lines + tile) for side in (shape.lines, shape.columns)]
     larger = replace(shape, lines=lines, columns=columns)
-    s = _arranged(outs, anchor, target, plan_winograd(target, larger, tile, panel))
+    s = _arranged(outs, anchor, target, plan_winograd(target, larger, tile, panel), is_partial=True)
     side = best_tile(target, small, tile, panel)
     few = plan_winograd(target, small, side, panel, name="Winograd plan for small images")
     tiles, most = anchor.output(0).shape[-2], small.tiles(tile)
-    s.specialize_small(_arranged(outs, anchor, target, few), unless=GT(convert(tiles), te.const(most)))
+    s.specialize_small(_arranged(outs, anchor, target, few, is_partial=True), unless=GT(convert(tiles), te.const(most)))
     return s
 
 
-def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
+def _arranged(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan, is_partial: bool = False
+) -> te.Schedule:
+    """The schedule of a plan, whose blocks may have fewer tiles, a number computed at run time, if `is_partial`."""
     s = te.create_schedule([out.op for out in outs])
-    is_partial = _may_be_partial(anchor, StoreOrder.of(outs[0]))
     whole = 1
     if is_partial and plan.weights_once:
         whole = min(plan.rows, plan.block)
@@ -165,8 +180,8 @@ def _recomputed_in_tiles(
 
 
 def _may_be_partial(anchor: te.Operation, order: StoreOrder) -> bool:
-    """Whether blocks may have fewer tiles than planned, and have a number of them that is computed at run time."""
-    return not (_sides_are_known(order) or order.is_transposed or anchor.attrs["depth"])
+    """Whether blocks can have fewer tiles than planned, a number that is computed at run time."""
+    return not (order.is_transposed or anchor.attrs["depth"])
 
 
 def _sides_are_known(order: StoreOrder) -> bool:
@@ -313,7 +328,7 @@ def _schedule_product(
     *planes, depth = s[accumulator].op.reduce_axis
     depth, step = s[accumulator].split(depth, factor=_depth_steps(accumulator))
     s[accumulator].reorder(*planes, depth, step, row, column)
-    _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan)
+    _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan, is_partial)
     leaves = s[accumulator].leaf_iter_vars
     for loop in leaves[leaves.index(depth) + 1 : leaves.index(column)]:
         s[accumulator].unroll(loop)
@@ -325,18 +340,22 @@ def _schedule_product(
 
 
 def _stream_weights(
-    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan, is_partial: bool
 ) -> None:
     """Prefetch the weights of the next position while the tiles of this one are multiplied, a part in each.
 
-    They come from memory, or from a shared cache, and the first tiles would wait for them.
+    They come from memory, or from a shared cache, and the first tiles would wait for them. Blocks that may have fewer
+    tiles prefetch in the first half of them.
     """
     panels, places, _, *_, width = [constant_size([d]) for d in weights.shape]
     size = constant_size(accumulator.shape[:1])
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps, position = constant_size(along), num_elements(along) * width
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    schedule = PrefetchSchedule.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
+    schedule = PrefetchSchedule.of(
+        -(-tiles // 2) if is_partial else tiles, -(-steps * width // line), steps, _depth_steps(accumulator),
+        more=is_partial,
+    )  # fmt: skip
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
