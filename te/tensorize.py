@@ -164,7 +164,7 @@ class TensorizedLoops:
             first = indices(mine, [renamed(p) for p in start])
             parts[declared] = (actual, first)
             self._bind(declared, actual, first, variables, _takes_address(stmt, declared))
-        return _PartSubstitution(variables, parts).visit(fresh_copy(stmt))
+        return _PartSubstitution(variables, parts).apply(fresh_copy(stmt))
 
     def _bind(
         self,
@@ -210,6 +210,9 @@ class _PartSubstitution(Substitution):
     ) -> None:
         super().__init__(variables, {}, fresh=False)
         self.parts = parts
+
+    def _replaces(self, node: Node) -> bool:
+        return super()._replaces(node) or getattr(node, "buffer", None) in self.parts
 
     def _moved(self, node: BufferLoad | BufferStore, new: Any) -> Node:
         part = self.parts.get(node.buffer)

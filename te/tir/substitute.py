@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from relayc.te.ir.node import Node
-from relayc.te.ir.visitor import Mutator
+from relayc.te.ir.visitor import Mutator, post_order
 from relayc.te.tir.buffer import Buffer
 from relayc.te.tir.expr import BufferLoad, Dim, FloatImm, IntImm, Let, PrimExpr, StringImm, Var
 from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
@@ -31,6 +31,12 @@ class Substitution(Mutator):
         self.fresh = fresh
         self._done: dict[PrimExpr, Any] = {}
         self._defined: dict[Var, Var] = {}
+        self._root: Node | None = None
+
+    def apply(self, root: _N) -> _N:
+        """`root` with everything replaced."""
+        self._root = root
+        return self.visit(root)
 
     def visit(self, node: Any) -> Any:
         node_class = node.__class__
@@ -74,14 +80,40 @@ class Substitution(Mutator):
         return For(var, start, extent, node.kind, self.visit(node.body), node.annotations)
 
     def visit_Let(self, node: Let) -> Let:
-        if not self.fresh:
-            new = node.rebuild(self.visit)
-            if new is node:
-                return node
-            var = node.var.__class__(node.var.name, node.var.dtype)
-            return Let(var, new.value, substitute(new.body, {node.var: var}))
-        value = self.visit(node.value)
-        return Let(self._define(node.var), value, self.visit(node.body))
+        if self.fresh:
+            value = self.visit(node.value)
+            return Let(self._define(node.var), value, self.visit(node.body))
+        if self._root is not None:
+            for var in self._changing_lets(self._root):
+                self._define(var)
+            self._root = None
+        new = node.rebuild(self.visit)
+        return new if new is node else Let(self._defined.get(node.var, node.var), new.value, new.body)
+
+    def _changing_lets(self, root: Node) -> list[Var]:
+        """The variables of each `Let` in `root` that changes: of those that read what is replaced, or the variable of
+        another one that changes."""
+        readers: dict[int, list[Node]] = {}
+        found = list[Node]()
+        for node in post_order(root):
+            for child in node.node_children():
+                readers.setdefault(id(child), []).append(node)
+            if self._replaces(node):
+                found.append(node)
+        changing, seen = dict[Var, None](), set[int]()
+        while found:
+            node = found.pop()
+            if id(node) not in seen:
+                seen.add(id(node))
+                found += readers.get(id(node), ())
+                if isinstance(node, Let):
+                    changing[node.var] = None
+                    found.append(node.var)
+        return list(changing)
+
+    def _replaces(self, node: Node) -> bool:
+        """Is this node, not only what is below it, replaced?"""
+        return node in self.variables if isinstance(node, Var) else getattr(node, "buffer", None) in self.buffers
 
     def visit_LetStmt(self, node: LetStmt) -> LetStmt:
         if not self.fresh:
@@ -111,7 +143,7 @@ def substitute(
     node: _N, variables: Mapping[Var, Any], buffers: Mapping[Buffer, Buffer] | None = None
 ) -> _N:
     """`node` with variables and buffers replaced, all at once; definitions stay."""
-    return Substitution(variables, buffers or {}, fresh=False).visit(node)
+    return Substitution(variables, buffers or {}, fresh=False).apply(node)
 
 
 def fresh_copy(stmt: Stmt, variables: Mapping[Var, Any] | None = None) -> Stmt:

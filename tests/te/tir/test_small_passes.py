@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from relayc.te.dtype import FLOAT32, HANDLE
+from relayc.te.ir.visitor import post_order
 from relayc.te.tir import (
     Allocate,
     AttrStmt,
@@ -47,7 +51,7 @@ from relayc.te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
 from relayc.te.tir.passes.simplify import simplify
 from relayc.te.tir.passes.unroll import unroll
 from relayc.te.tir.passes.vectorize import vectorize
-from relayc.te.tir.substitute import fresh_copy, substitute
+from relayc.te.tir.substitute import Substitution, fresh_copy, substitute
 from relayc.te.tir.verifier import verify
 
 i, j = Var("i"), Var("j")
@@ -512,3 +516,41 @@ def test_copies_of_a_let_with_other_values_have_variables_of_their_own():
         got = np.zeros(8, "int32")
         interpret(function(fresh_copy(body), indices, out), x, got)
         np.testing.assert_array_equal(got, wanted)
+
+
+def _nested_lets(count, i):
+    """``let v0 = i * 2 in let v1 = v0 + 1 in ... v0 + v1 + ...``"""
+    names = [Var(f"v{k}") for k in range(count)]
+    body = functools.reduce(operator.add, names)
+    for k in reversed(range(count)):
+        body = Let(names[k], names[k - 1] + 1 if k else i * 2, body)
+    return body
+
+
+def test_nested_lets_are_substituted_in_linear_work(monkeypatch):
+    visits = []
+    inner = Substitution.visit
+    monkeypatch.setattr(Substitution, "visit", lambda self, node: (visits.append(node), inner(self, node))[1])
+    counts = []
+    for depth in (10, 20):
+        old = _nested_lets(depth, i)
+        visits.clear()
+        new = substitute(old, {i: const(3)})
+        counts.append(len(visits))
+        names = [[node.var for node in post_order(let) if isinstance(node, Let)] for let in (old, new)]
+        assert set(names[0]).isdisjoint(names[1])
+        out = decl_buffer((1,), "int32", name="B")
+        got = np.zeros(1, "int32")
+        interpret(function(BufferStore(out, new, (const(0),)), out), got)
+        assert got[0] == 6 * depth + sum(range(depth))
+    assert counts[1] < 3 * counts[0]
+
+
+def test_lets_that_read_nothing_that_is_replaced_stay():
+    x, y = Var("x"), Var("y")
+    kept = Let(y, x * 2, y + y)
+    new = substitute(Let(x, i + 1, x) + Let(x, const(5), kept), {i: const(3)})
+    lets = [node for node in post_order(new) if isinstance(node, Let)]
+    assert x not in [let.var for let in lets] and len(lets) == 3
+    alone = Let(y, Var("z") * 2, y + y)
+    assert substitute(alone + i, {i: const(3)}).a is alone
