@@ -45,7 +45,7 @@ class RelayRep(BackendRep):
     """
 
     def __init__(self, model: ModelProto, compile_module: Callable[[IRModule], Executable]) -> None:
-        self._model, self._digest = model, digest_in_memory(model)
+        self._model = model
         self._compile_module = compile_module
         self._declared = [value.name for value in graph_inputs(model.graph)]
         self._all_declared = [value.name for value in model.graph.input]
@@ -54,23 +54,29 @@ class RelayRep(BackendRep):
         self._deciding: tuple[str, ...] = ()
         """Inputs whose values decide shapes."""
         self._specialised: dict[Any, Executable] = {}
-        self._general: Executable | None = None
+        self._general = self._compile_general(declared)
+        may_specialise = self._general is None or _symbolic_inputs(model)
+        self._digest = digest_in_memory(model) if may_specialise else ""
+
+    def _compile_general(self, declared: Sequence[ValueInfoProto]) -> Executable | None:
+        """The model for all sizes; None if it has to be specialised."""
         containers = [value for value in declared if not is_tensor(value)]
         if any(declared_container(value, value.name) is None for value in containers):
-            return
+            return None
         try:
-            mod, _ = from_onnx(model)
-            self._general = compile_module(mod)
+            mod, _ = from_onnx(self._model)
+            return self._compile_module(mod)
         except ValueNeededError as error:
             self._deciding = error.inputs
         except CompileError as error:
             if containers:
-                return  # elements of several ranks are specialised on one by one
+                return None  # elements of several ranks are specialised on one by one
             shapes = tuple(value.name for value in declared if _may_be_shape(value))
             final = isinstance(error, UnsupportedOperatorError | InternalCompileError)
-            if final or not (shapes or _symbolic_inputs(model)):
+            if final or not (shapes or _symbolic_inputs(self._model)):
                 raise
             self._deciding = shapes
+        return None
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run the model; outputs are in the model's order. `inputs` is one array, a sequence in the order of the

@@ -187,7 +187,8 @@ def normalizer(node: OnnxNode) -> Expr:
 def one_hot_encoder(node: OnnxNode) -> Expr:
     """One-hot over categories; unknown ones give zeros, or with zeros=0 end the run with an error."""
     names = node.attrs.get_strings("cats_strings")
-    known: list[Any] = list(dict.fromkeys(names or node.attr_ints("cats_int64s")))
+    columns: Sequence[Any] = names or node.attr_ints("cats_int64s")
+    known: list[Any] = list(dict.fromkeys(columns))
     if names:
         index = op.strings.index(node[0], known)
     else:
@@ -197,7 +198,6 @@ def one_hot_encoder(node: OnnxNode) -> Expr:
     if not node.attr_bool("zeros", True):
         check = IndexCheck(axes=("0",), source=f"OneHotEncoder {node.name!r}, a category that is none of its own: ")
         index = check(index, Constant(np.array([len(known)], np.int64)))
-    columns = names or node.attr_ints("cats_int64s")
     table = np.array([[value == category for category in columns] for value in [*known, None]], np.float32)
     return op.take(Constant(table), index, axis=0, mode="fast")
 
