@@ -197,7 +197,8 @@ def _read_manifest(data: memoryview, where: str) -> tuple[int, Record, int]:
     if bytes(data[:8]) != _MAGIC:
         raise ArtifactError(
             f"{where} starts with {bytes(data[:8])!r}; a compiled model starts with {_MAGIC!r}. "
-            "It is no model compiled by relayc, or was damaged by a transfer in text mode"
+            "It is no model compiled by relayc, or was damaged by a transfer in text mode. ONNX models are compiled "
+            "first: relayc.compile_onnx(path), or `relayc compile` of a file whose name ends in .onnx"
         )
     version = int.from_bytes(data[8:12], "little")
     if not _OLDEST_VERSION <= version <= FORMAT_VERSION:

@@ -80,9 +80,9 @@ def load(model: ModelSource) -> Model:
     parts = model_parts(model)
     if parts is None:
         kind = type(model).__name__
-        raise SourceTypeError(
-            f"from_onnx got a {kind}; expected a path, a ModelProto, an ONNXProgram or the bytes of a model file"
-        )
+        remedy = "; for modules of torch: relayc.compile_torch" if hasattr(model, "forward") else ""
+        expected = "expected a path, a ModelProto, an ONNXProgram or the bytes of a model file"
+        raise SourceTypeError(f"from_onnx got a {kind}; {expected}{remedy}")
     proto = with_names_as_text(parts.proto)
     raw_data: RawData = {name: StoredBytes(WeightBytes(data), 0, data.size) for name, data in parts.data().items()}
     return _checked(proto, proto.graph.name or "model", (), raw_data)

@@ -63,7 +63,7 @@ def serve(
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{', '.join(missing)} is not installed; pip install 'relayc[serve]'")
+        raise UsageError(f"serving needs {', '.join(missing)}: pip install 'relayc[serve]'")
     server = import_module("relayc.server")
     files = server.find_models(models)
     options = server.ModelOptions(instances, queue, max_batch_size, max_delay_ms / 1e3)

@@ -132,7 +132,7 @@ def test_operators_that_torch_cannot_export_are_named():
 
 
 def test_other_objects_are_no_models():
-    with pytest.raises(OnnxImportError, match="got a Linear; expected a path, a ModelProto, an ONNXProgram"):
+    with pytest.raises(OnnxImportError, match=r"got a Linear; expected a path, .* relayc\.compile_torch"):
         from_onnx(torch.nn.Linear(2, 2))
     with pytest.raises(OnnxImportError, match="got a Linear"):
         relayc.compile_onnx(torch.nn.Linear(2, 2))
