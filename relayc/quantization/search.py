@@ -216,7 +216,7 @@ class _Search:
             return "float: not quantised"
         if best is not None and name not in best.excluded:
             return "int8"
-        return self._decisions.get(name, "float: error")
+        return self._decisions.get(name, "float: slower")  # as is the model, with the layer in int8
 
     def _within_tolerance(self, excluded: frozenset[str]) -> frozenset[str]:
         """`excluded` with the fewest further layers, those of the largest error first, that keep to the tolerance.
@@ -227,6 +227,7 @@ class _Search:
             return excluded
         everything = frozenset(self._errors)
         if self.scope == "everything" and self._error(everything) > self._max_error:
+            self._decisions |= dict.fromkeys(everything - excluded, "float: error")
             return everything
         order = sorted(everything - excluded, key=lambda name: -self._errors[name])
         low, high = 0, len(order)  # in float: too few, enough

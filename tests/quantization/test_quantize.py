@@ -183,6 +183,19 @@ class TestModels:
         assert exact._errors["MatMul_2"] > 5 * exact._errors["MatMul_0"]
         assert exact._within_tolerance(frozenset()) == {"MatMul_2"}
 
+    def test_a_layer_of_a_model_that_is_slower(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        search = pytest.importorskip("relayc.quantization.search")
+        monkeypatch.setattr(
+            search._Bench,
+            "measure",
+            lambda bench, _, excluded, error: search._Form(
+                excluded, error, 1.1, 1e-3, dict.fromkeys(bench.layers, 2.0), dict.fromkeys(bench.layers, 1.0)
+            ),
+        )
+        x = np.random.default_rng(3).normal(size=(64, 32)).astype(np.float32)
+        report = quantize(layers(np.eye(32)), [{"x": x}], tmp_path / "int8.onnx", max_error=1.0)
+        assert report.output is None and {layer.decision for layer in report.layers} == {"float: slower"}
+
     def test_old_opsets_and_dynamic_batches(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(2)
         model = layers(rng.normal(size=(32, 32)), batch="batch", opset=11)
