@@ -216,14 +216,15 @@ class IndexMath:
             return Poly(q), Poly(r)
         if len(b.terms) == 1:
             ((divisor, factor),) = b.terms.items()
-            if factor == 1:
+            if factor > 0:
                 q, r = Poly({}), Poly({})
                 for m, c in a.terms.items():
                     rest = remove_factors(m, divisor)
-                    if rest is None:
-                        r = r + Poly({m: c})
-                    else:
-                        q = q + Poly({rest: c})
+                    whole = 0 if rest is None else c // factor
+                    if rest is not None and whole:
+                        q = q + Poly({rest: whole})
+                    if c - whole * factor:
+                        r = r + Poly({m: c - whole * factor})
                 return q, r
         difference = (a - b).const
         return (number(1), number(0)) if difference == 0 else (number(0), a)

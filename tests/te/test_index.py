@@ -204,3 +204,19 @@ def test_a_quotient_is_at_least_its_minimum_with_a_number():
     math = IndexMath()
     quotient = (N + 3) // 4
     assert math.nonneg(math.poly(quotient - Min(const(1), quotient), {}))
+
+
+M = SizeVar("m")
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [(N * 1040 // (N * 4), const(260)), (N * 1042 // (N * 4), N * 2 // (N * 4) + 260), (N * M * 8 // (N * 4), M * 2),
+     (N * 1040 % (N * 4), const(0)), ((N * M * 8 + N * 3) // (N * 4), N * 3 // (N * 4) + M * 2)],
+)  # fmt: skip
+def test_a_quotient_by_a_multiple_of_a_size_takes_out_what_it_divides(expr, expected):
+    math = IndexMath()
+    poly = math.poly(expr, {})
+    assert poly.key() == math.poly(expected, {}).key()
+    for n, m in itertools.product(range(1, 4), range(4)):
+        assert evaluate(math.expr(poly), {N: n, M: m}) == evaluate(expr, {N: n, M: m})
