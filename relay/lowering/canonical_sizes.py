@@ -170,6 +170,7 @@ def _formulas(
             part = stack.pop()
             suits = _has_no_factor(part) or (isinstance(part, Add | Sub) and _is_sum_of_multiples(part))
             suits = suits or (multiples and _is_multiple(part))
+            suits = suits and not is_at_least(1, part)  # which broadcasts
             if suits and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
                 yield part
             stack += [child for child in _operands(part) if name in terms.names(child)]

@@ -141,6 +141,16 @@ def test_a_size_of_at_most_one_is_not_unified() -> None:
     assert [str(p.tensor_type.shape[0]) for p in renamed.params] == ["min(#0, 1)", "#0"]
 
 
+def test_a_size_of_at_most_one_is_no_variable_of_its_own() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    x, y = relay.var("x", (smaller(n, 1), 4)), relay.var("y", (m, 4))
+    with assuming():
+        function = relay.Function((x, y), op.add(x, y))
+    renamed, _ = CanonicalSizes().rename(function)
+    assert [str(p.tensor_type.shape[0]) for p in renamed.params] == ["min(#0, 1)", "#1"]
+    assert str(renamed.body.tensor_type.shape[0]) == "#1"
+
+
 def test_sizes_of_results_follow_from_the_formula() -> None:
     n = SizeVar("n")
     x = relay.var("x", (1, 4, normal((n + 1) // 2)))
