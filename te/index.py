@@ -43,6 +43,9 @@ __all__ = ["IndexMath", "largest_extent"]
 _MOST_EXTREMA = 6
 """The most minima and maxima in a sum whose values are tried in all combinations."""
 
+_MOST_DIVISOR = (1 << 31) - 1
+"""The largest divisor that quotients of quotients are joined to: indices are int32."""
+
 
 class IndexMath:
     """Makes polynomials and answers questions about them, given the extents of loop variables.
@@ -245,7 +248,7 @@ class IndexMath:
                 if self._within(low, g):
                     return q + self.floordiv(high, number(k // g))
             nested = self._quotient_of_sizes(r)
-            if nested is not None:
+            if nested is not None and k * nested[1] <= _MOST_DIVISOR:
                 x, divisor = nested
                 return q + self.floordiv(x, number(k * divisor))
         return q + self._binary_atom("//", r, b)
