@@ -353,20 +353,24 @@ class StageNest:
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        return For(var, ops.const(0), self._limited(leaf, self.math.expr(extent)), kind, body, pragmas)
+        return For(var, ops.const(0), self._limited(leaf, extent), kind, body, pragmas)
 
-    def _limited(self, leaf: IterVar, extent: PrimExpr) -> PrimExpr:
+    def _limited(self, leaf: IterVar, extent: Poly) -> PrimExpr:
         """The iterations of a loop, no more than its limit."""
         attrs = self.stage.attrs_of(leaf)
         if attrs.limit is None:
-            return extent
+            return self.math.expr(extent)
+        if attrs.limit_of not in (None, extent.const):
+            got = self.math.expr(extent)
+            raise ScheduleError(f"stage {self.stage.name}: limit of {leaf.var.name}: expected {attrs.limit_of} "
+                                f"iterations, got {got}: consumers do not read one part of that length")  # fmt: skip
         if attrs.kind is not None:
             raise ScheduleError(f"stage {self.stage.name}: limit of {leaf.var.name}, which is {attrs.kind.value}; the "
                                 "loop must be serial")  # fmt: skip
         values: dict[Var, Poly] = {}
         for around, _ in self.nests.bounds.path(self.stage):
             values |= {iv.var: p for iv, p in self.nests.bounds.loops[around].values.items()}
-        return ops.minimum(extent, self.nests.lower(attrs.limit, values))
+        return ops.minimum(self.math.expr(extent), self.nests.lower(attrs.limit, values))
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):

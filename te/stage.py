@@ -117,6 +117,8 @@ class LoopAttrs:
     align: tuple[int, int] | None = None
     limit: PrimExpr | None = None
     """the most iterations, an expression over the variables of loops around this one"""
+    limit_of: int | None = None
+    """the iterations that the loop must have without the limit"""
     overrun: Literal["", "zeros", "computed"] = ""
     """what the iterations past the end of the tensor store, where they are not guarded"""
 
@@ -386,8 +388,11 @@ class Stage:
         self._check_leaf("pragma", axis)
         self.loop_attrs.setdefault(axis, LoopAttrs()).pragmas[pragma_type] = pragma_value
 
-    def limit(self, axis: IterVar, iterations: PrimExpr) -> None:
+    def limit(self, axis: IterVar, iterations: PrimExpr, of: int | None = None) -> None:
         """Run at most so many iterations of a loop, an expression over the axes of the loops around the stage.
+
+        Where the iterations have to be those that a part of a consumer reads, there are `of` of them without the limit:
+        lowering raises ScheduleError where bound inference finds others.
 
         What the others would compute stays undefined, and a reduction leaves their terms out. That is right only where
         nothing reads the former, and the latter change nothing: causal attention computes no scores of hidden keys, and
@@ -397,7 +402,7 @@ class Stage:
         attrs = self.loop_attrs.setdefault(axis, LoopAttrs())
         if attrs.kind is not None or attrs.thread is not None:
             raise self._error("limit", f"of {axis.var.name}, which is not serial; limit a loop around it")
-        attrs.limit = iterations
+        attrs.limit, attrs.limit_of = iterations, of
 
     def overrun(self, axis: IterVar, zeros: bool = False) -> None:
         """Let a loop run past the end of the tensor, in a region with memory for all its iterations.

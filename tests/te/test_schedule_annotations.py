@@ -501,6 +501,19 @@ def test_whole_tiles_overrun_no_tensor_that_ends_with_one(count: int):
     assert len([line for line in str(module).splitlines() if "c[" in line.split("=")[0]]) == 4, "no tests for each row"
 
 
+def test_a_limit_that_counts_in_a_part_refuses_other_loops():
+    a, d, s = doubled_in_whole_tiles(4)
+    (c,) = d.op.input_tensors
+    tile = s[c].leaf_iter_vars[0]
+    for iterations in (1, 2):
+        s[c].limit(tile, te.const(2), of=iterations)
+        if iterations == 1:
+            with pytest.raises(ScheduleError, match=r"expected 1 iterations, got 2: consumers do not read"):
+                te.lower(s, [a, d])
+        else:
+            te.lower(s, [a, d])
+
+
 @pytest.mark.parametrize("multiple", [1, 2, 3, 6])
 def test_tiles_do_not_overrun_a_tensor_that_ends_within_one(multiple: int):
     a, d, s = doubled_in_whole_tiles(multiple)

@@ -212,15 +212,16 @@ def test_few_images_read_a_part_of_the_weights():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "groups", "dilation", "threads"), [(248, 1, 1, 1), (248, 1, 2, 2), (256, 2, 1, 2), (256, 1, 3, 1)]
+    ("batch", "outputs", "groups", "dilation", "threads"),
+    [("n", 248, 1, 1, 1), ("n", 248, 1, 2, 2), (1, 248, 1, 2, 1), ("n", 256, 2, 1, 2), ("n", 256, 1, 3, 1)],
 )
 def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
-    outputs: int, groups: int, dilation: int, threads: int
+    batch: int | str, outputs: int, groups: int, dilation: int, threads: int
 ):
     """Registers' tiles of few tiles end past the last one, which those after it are once more."""
     rng, (n, h, w) = np.random.default_rng(0), map(te.size_var, "nhw")
     weight = rng.standard_normal((outputs, 192 // groups, 3, 3), np.float32) / 32
-    x = var("x", (n, 192, h, w))
+    x = var("x", (n if batch == "n" else batch, 192, h, w))
     y = nn.conv2d(x, const(weight), padding=dilation, groups=groups, dilation=dilation)
     with PassContext(config={"relay.winograd": "f4"}):
         lib = relay.build(IRModule({"main": Function((x,), y)}), f"llvm {CACHES}")
@@ -233,7 +234,7 @@ def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
     assert re.search(r"p1\[.*j\w* // 3", text)
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
     for shape in ((0, 7, 7), (1, 0, 5), (1, 1, 1), (1, 2, 9), (1, 7, 7), (2, 8, 8), (3, 5, 13), (2, 31, 12)):
-        images, lines, columns = shape
+        images, lines, columns = shape if batch == "n" else (batch, *shape[1:])
         data = rng.standard_normal((images, 192, lines, columns), np.float32)
         (result,) = executor.infer({"x": data})
         assert result.shape == (images, outputs, lines, columns)

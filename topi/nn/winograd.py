@@ -186,9 +186,9 @@ def conv_winograd(
     The stages are tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and
     "winograd_input" (the two halves of the input transform, as large), "conv2d_nhwc_winograd", with a depth
     "conv3d_ndhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the
-    output transform, (tile, tile, tiles, O)). Tiles are numbered row by row, plane by plane, image by image; the input
-    has more of them than the result where planes at the ends are padded. `likely_sides`, the rows and columns to
-    schedule for where these are dynamic, are an attribute.
+    output transform, (tile, tile, tiles, O)). Tiles are numbered row by row, those of all images of a dilation,
+    plane by plane, image by image; the input has more of them than the result where planes at the ends are padded.
+    `likely_sides`, the rows and columns to schedule for where these are dynamic, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel, weight_tile)
     size, places = tile + kernel - 1, (weight_tile or tile) + kernel - 1
@@ -202,7 +202,7 @@ def conv_winograd(
     lines, columns = ceil_div(oh, dilation * tile), ceil_div(ow, dilation * tile)
     after = [bottom + _past_the_end(oh, dilation * tile), right + _past_the_end(ow, dilation * tile)]
     padded = pad_spatial(data, range(1, data.ndim - 1), [*front, top, left], [*back, *after], 0)
-    plane = (dilation, dilation, lines, columns)
+    plane = (lines, dilation, dilation, columns)
     read: tuple[Dim, ...] = (n,)
     stored, more = read, 0
     if depth is not None:
@@ -222,7 +222,7 @@ def conv_winograd(
 
     def tap(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         t = t if whole == 1 else te.min(t, last)
-        *at, first_line, first_column, line, column = unravel_index(t, (*read, *plane))
+        *at, line, first_line, first_column, column = unravel_index(t, (*read, *plane))
         y, x = line * tile + y, column * tile + x
         return padded(*at, y * dilation + first_line, x * dilation + first_column, c)
 
@@ -269,7 +269,7 @@ def conv_winograd(
     def image(*position: Any) -> PrimExpr:
         *at, y, x, c = position
         first_line, first_column, y, x = y % dilation, x % dilation, y // dilation, x // dilation
-        t = ravel_index((*at, first_line, first_column, y // tile, x // tile), (*stored, *plane))
+        t = ravel_index((*at, y // tile, first_line, first_column, x // tile), (*stored, *plane))
         return result(y % tile, x % tile, t, c)
 
     return stage((*stored, oh, ow, outputs if channels is None else channels), image, "image", INJECTIVE)

@@ -139,10 +139,10 @@ def _arranged(
         t = s[spectrum].op.axis[2]
         block = te.floormod(t_outer.var, ceil_div(tiles, plan.block)) if plan.weights_once else t_outer.var
         register_tiles = te.floordiv(tiles - block * plan.block + (plan.rows - 1), plan.rows)
-        s[anchor].limit(product_tiles, register_tiles)
+        s[anchor].limit(product_tiles, register_tiles, of=math.ceil(plan.block / plan.rows))
         if not plan.weights_once:
             s[spectrum].overrun(t, zeros=True)
-            s[spectrum].limit(t, register_tiles * plan.rows)
+            s[spectrum].limit(t, register_tiles * plan.rows, of=plan.block)
     column = _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
     patch = stages["winograd_patch"]
@@ -236,9 +236,9 @@ def _tile_output(
         firsts = [first_line, first_column]
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
     x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
-    s[out].reorder(*images, *firsts, y, x, c, y_inner, x_inner)
+    s[out].reorder(*images, y, *firsts, x, c, y_inner, x_inner)
     tail = "predicate" if is_partial else "shift"
-    block, t = s[out].split(s[out].fuse(*images, *firsts, y, x), factor=plan.block, tail=tail)
+    block, t = s[out].split(s[out].fuse(*images, y, *firsts, x), factor=plan.block, tail=tail)
     panel, within = s[out].split(c, factor=plan.panel, tail="predicate")
     vector, lane = s[out].split(within, factor=lanes)
     if plan.weights_once:
