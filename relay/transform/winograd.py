@@ -54,6 +54,10 @@ def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
     if len(known) < 3 or min(lines, columns) < 1:
         return None
     inputs, outputs, side = known
+    sides_known = isinstance(results["H"], int) and isinstance(results["W"], int)
+    apart = op.dilation[-1] * max(WINOGRAD_FILTERS.get(side, (1,)))
+    if op.dilation[-1] > 1 and not sides_known and min(lines, columns) < 2 * apart:
+        return None  # each of the dilation's images has a tile at least: small ones would be padding for the most part
     images, or_images = likely_images(results["N"])
     shape = WinogradShape(
         images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1], or_images=or_images

@@ -243,6 +243,17 @@ def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
             assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
 
 
+@pytest.mark.parametrize(("dilation", "is_winograd"), [(2, True), (12, False)])
+def test_images_of_dynamic_sides_are_not_separated_into_ones_smaller_than_tiles(dilation: int, is_winograd: bool):
+    """A side of 32, an eighth of the likely one: 144 images of 3 x 3 are tiles of 4 x 4 that are padded."""
+    h, w = te.size_var("h"), te.size_var("w")
+    x, weight = var("x", (1, 64, h, w)), np.ones((64, 64, 3, 3), np.float32)
+    y = nn.conv2d(nn.max_pool2d(x, 8, 8), const(weight), padding=dilation, dilation=dilation)
+    module = relay.optimize(IRModule({"main": Function((x,), y)}), AVX512)
+    operators = {name for node in make_graph(module["main"]).nodes for name in node.workload.operators}
+    assert ("nn.conv2d_nhwc_winograd" in operators) == is_winograd
+
+
 def test_blocks_of_one_image_of_a_known_size_are_whole_and_of_several_may_be_partial():
     """Two blocks of 25 tiles compute 49, the last one begins earlier; of three images a block of 98 has 49 to do."""
     rng = np.random.default_rng(0)
