@@ -43,8 +43,9 @@ __all__ = ["IndexMath", "largest_extent"]
 _MOST_EXTREMA = 6
 """The most minima and maxima in a sum whose values are tried in all combinations."""
 
-_MOST_DIVISOR = (1 << 31) - 1
-"""The largest divisor that quotients of quotients are joined to: indices are int32."""
+_MOST_DIVISOR = 1 << 16
+"""The largest divisor that quotients of quotients are joined to: indices are int32, and up to as much is added to them.
+"""
 
 
 class IndexMath:
