@@ -345,7 +345,7 @@ def _stream_weights(
     """Prefetch the weights of the next position while the tiles of this one are multiplied, a part in each.
 
     They come from memory, or from a shared cache, and the first tiles would wait for them. Blocks that may have fewer
-    tiles prefetch in the first half of them.
+    tiles prefetch in the first half of them; the others go on with the position after, if that lies behind in memory.
     """
     panels, places, _, *_, width = [constant_size([d]) for d in weights.shape]
     size = constant_size(accumulator.shape[:1])
@@ -354,7 +354,7 @@ def _stream_weights(
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
     schedule = PrefetchSchedule.of(
         -(-tiles // 2) if is_partial else tiles, -(-steps * width // line), steps, _depth_steps(accumulator),
-        more=is_partial,
+        more=is_partial and size < places,
     )  # fmt: skip
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
