@@ -21,7 +21,7 @@ from relayc.te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
 from relayc.te.tir.ir_builder import BufferView, IRBuilder
 from relayc.te.tir.ops import bitwise_and, bitwise_or, call_intrin, left_shift, right_shift
 
-__all__ = ["COMPARISONS", "LEAF", "NODE_FIELDS", "pack_nodes", "tree_ensemble", "unpack_nodes"]
+__all__ = ["COMPARISONS", "LEAF", "MAX_FEATURES", "NODE_FIELDS", "pack_nodes", "tree_ensemble", "unpack_nodes"]
 
 COMPARISONS: tuple[Callable[[PrimExpr, PrimExpr], PrimExpr], ...] = (
     lambda x, split: x <= split,
@@ -45,15 +45,16 @@ _TEST, _TRUE, _FALSE, _SPLIT = range(4)
 nodes; the bits of the split, in as many columns as they fill, or the number of a leaf itself, where walks then stay.
 With float32 a node has 16 bytes and is in one cache line."""
 _MODE_BITS = 3
-_MAX_FEATURES = 1 << 31 - _MODE_BITS - 1
+MAX_FEATURES = 1 << 31 - _MODE_BITS - 1
+"""The features that a node can tell apart: those before this one."""
 
 
 def pack_nodes(nodes: np.ndarray, splits: np.ndarray) -> np.ndarray:
     """The table of nodes (M, 4 or 5) int32 that `tree_ensemble` reads, of `NODE_FIELDS` (M, 5) int32 and splits (M,)
     float32 or float64."""
     mode, feature, if_true, if_false, missing = nodes.T
-    if feature.max(initial=0) >= _MAX_FEATURES:
-        raise ValueError(f"a tree that tests feature {feature.max()} of fewer than {_MAX_FEATURES}")
+    if feature.max(initial=0) >= MAX_FEATURES:
+        raise ValueError(f"a tree that tests feature {feature.max()} of fewer than {MAX_FEATURES}")
     test = mode | missing << _MODE_BITS | feature << _MODE_BITS + 1
     bits = splits.copy().view(np.int32).reshape(len(nodes), splits.itemsize // 4)
     (leaves,) = np.nonzero(mode == LEAF)

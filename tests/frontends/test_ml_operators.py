@@ -82,6 +82,13 @@ def test_tree_classifier_of_two_classes_with_one_score(transform, weights):
     check("TreeEnsembleClassifier", X, 2, classlabels_int64s=[4, 7], post_transform=transform, **attrs)
 
 
+def test_features_beyond_those_that_a_node_can_tell_apart_are_rejected():
+    wide = {**leaves("target", [0] * 5, [1.0] * 5), "nodes_featureids": [0, 1 << 27, 0, 0, 0, 2, 0, 0]}
+    x = np.broadcast_to(np.float32(0), (1, 1 << 28))
+    with pytest.raises(OnnxImportError, match="read features up to 134217728, of 134217728"):
+        RelayBackend.prepare(model("TreeEnsembleRegressor", x, n_targets=1, **wide))
+
+
 def test_trees_that_lead_nowhere_are_rejected():
     circular = {**leaves("target", [0] * 5, [1.0] * 5), "nodes_falsenodeids": [0, 4, 0, 0, 0, 2, 0, 0]}
     with pytest.raises(OnnxImportError, match="circle"):

@@ -12,10 +12,10 @@ from relayc.frontends.onnx.ops.ml import POST_TRANSFORMS, class_labels, labelled
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
-from relayc.topi.trees import LEAF, NODE_FIELDS, pack_nodes
+from relayc.topi.trees import LEAF, MAX_FEATURES, NODE_FIELDS, pack_nodes
 
 DOMAIN = "ai.onnx.ml"
-_FIRST_WEIGHT, _AFTER_WEIGHT = 2, 3
+_FIRST_WEIGHT, _AFTER_WEIGHT = NODE_FIELDS.index("if_true"), NODE_FIELDS.index("if_false")
 """The fields of a leaf that tell its weights; other nodes have their successors there."""
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _EQUAL, _MEMBER = 4, 6
@@ -71,7 +71,7 @@ class _Forest:
 
     def _check(self, node: OnnxNode, table: np.ndarray, features: int, num_targets: int) -> None:
         """Check that all paths from the roots stay inside the tables and terminate."""
-        inner = table[table[:, 0] != LEAF]
+        inner, features = table[table[:, 0] != LEAF], min(features, MAX_FEATURES)
         if inner.size and (inner[:, 1].min() < 0 or inner[:, 1].max() >= features):
             raise node.error(f"trees that read features up to {inner[:, 1].max()}, of {features}")
         if self.targets and (min(self.targets) < 0 or max(self.targets) >= num_targets):
