@@ -11,6 +11,7 @@ Everything here is exact integer arithmetic: no index is assumed to wrap.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -408,8 +409,8 @@ class IndexMath:
         of which cancels other terms.
         """
         for _ in range(12):
-            for find in (self._bound_by_extent, _bound_that_cancels, self._bound_of):
-                found = next(((m, c, b) for m, c in p.terms.items() if (b := find(p, m, c)) is not None), None)
+            for find in (self._bound_by_extent, partial(_bound_that_cancels, p), self._bound_of):
+                found = next(((m, c, b) for m, c in p.terms.items() if (b := find(m, c)) is not None), None)
                 if found is not None:
                     break
             else:
@@ -421,7 +422,7 @@ class IndexMath:
                 return True
         return False
 
-    def _bound_by_extent(self, _p: Poly, monomial: Monomial, c: int) -> Poly | None:
+    def _bound_by_extent(self, monomial: Monomial, c: int) -> Poly | None:
         """A polynomial not above c * monomial with a loop variable replaced by its last value, or None."""
         for i, atom in enumerate(monomial):
             extent = self._extents.get(atom.expr) if c < 0 and isinstance(atom.expr, Var) else None
@@ -430,7 +431,7 @@ class IndexMath:
                 return Poly({rest: c}) * (extent - 1)
         return None
 
-    def _bound_of(self, _p: Poly, monomial: Monomial, c: int) -> Poly | None:
+    def _bound_of(self, monomial: Monomial, c: int) -> Poly | None:
         """A polynomial not above c * monomial with a quotient, remainder or extremum replaced, or None."""
         for i, atom in enumerate(monomial):
             rest = monomial[:i] + monomial[i + 1 :]

@@ -56,7 +56,7 @@ def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: 
         return _of_any_sides(outs, anchor, target, order)
     plan = _plan(target, anchor, order)
     s = _arranged(outs, anchor, target, plan)
-    if plan.block > 1 and (plan.weights_once or order.is_transposed):
+    if plan.block > 1:
         s.specialize_small(_arranged(outs, anchor, target, replace(plan, block=1, rows=1, weights_once=True)))
     return s
 
@@ -94,15 +94,15 @@ def _of_any_sides(outs: list[te.Tensor], anchor: te.Operation, target: Target, o
     shape, small = _shape(anchor, order, 1), None
     if constant_size(weights.shape) * weights.dtype.nbytes > target.cache_bytes.l2:
         small = largest_small_image(target, shape, tile, panel)
-    if small is None:
-        return _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel), is_partial=True)
-    lines, columns = [max(side, small.lines + tile) for side in (shape.lines, shape.columns)]
-    larger = replace(shape, lines=lines, columns=columns)
-    s = _arranged(outs, anchor, target, plan_winograd(target, larger, tile, panel), is_partial=True)
-    side = best_tile(target, small, tile, panel)
-    few = plan_winograd(target, small, side, panel, name="Winograd plan for small images")
-    tiles, most = anchor.output(0).shape[-2], small.tiles(tile)
-    s.specialize_small(_arranged(outs, anchor, target, few, is_partial=True), unless=GT(convert(tiles), te.const(most)))
+    if small is not None:  # the others are larger
+        lines, columns = [max(side, small.lines + tile) for side in (shape.lines, shape.columns)]
+        shape = replace(shape, lines=lines, columns=columns)
+    s = _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel), is_partial=True)
+    if small is not None:
+        side = best_tile(target, small, tile, panel)
+        few = plan_winograd(target, small, side, panel, name="Winograd plan for small images")
+        larger = GT(convert(anchor.output(0).shape[-2]), te.const(small.tiles(tile)))
+        s.specialize_small(_arranged(outs, anchor, target, few, is_partial=True), unless=larger)
     return s
 
 
