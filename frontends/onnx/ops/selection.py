@@ -15,6 +15,7 @@ from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr, const
 from relayc.relay.sizes import product, smaller
+from relayc.te.dtype import dtype
 from relayc.te.tir import Dim
 
 __all__ = ["distinct"]
@@ -67,7 +68,8 @@ def compress(node: OnnxNode) -> Expr:
 def unique(node: OnnxNode) -> Sequence[Expr]:
     """Distinct elements, or slices along `axis`; first and inverse indices, and counts.
 
-    Sorted by value, or with sorted=0 by first occurrence.
+    Sorted by value, or with sorted=0 by first occurrence. NaNs are one element, behind all others (onnxruntime takes a
+    NaN for equal to what it is compared with).
     """
     return distinct(node, node.attrs.get_int("axis"), node.attr_bool("sorted", True))
 
@@ -104,26 +106,42 @@ def distinct(node: OnnxNode, axis: int | None, in_order: bool) -> Sequence[Expr]
 
 
 def _sorted_rows(rows: Expr, single: bool) -> tuple[Expr, Expr]:
-    """The permutation that sorts the rows of a matrix, and flags of sorted rows that differ from the previous one."""
+    """The permutation that sorts the rows of a matrix, and flags of sorted rows that differ from the previous one.
+
+    NaNs are equal to one another, and larger than all else.
+    """
     if single:
         column = op.reshape(rows, (rows.shape[0],))
         column = op.strings.rank(column) if column.dtype == "string" else column
         order = op.argsort(column, axis=0, dtype="int64")
         ordered = op.take(column, order, axis=0, mode="clip")
         before = op.take(ordered, _shifted(rows.shape[0]), axis=0, mode="clip")
-        differs = op.not_equal(ordered, before)
+        differs = op.logical_not(_equal(ordered, before))
     else:
         rows = op.strings.rank(rows) if rows.dtype == "string" else rows
         one, other = op.expand_dims(rows, 1), op.expand_dims(rows, 0)
-        equal = op.cast(op.equal(one, other), "int32")
+        equal = op.cast(_equal(one, other), "int32")
         alike_before = op.cumprod(equal, axis=2, exclusive=True)
-        smaller_here = op.multiply(alike_before, op.cast(op.less(other, one), "int32"))
+        smaller_here = op.multiply(alike_before, op.cast(_less(other, one), "int32"))
         rank = op.sum(op.max(smaller_here, axis=2), axis=1)
         order = op.argsort(rank, axis=0, dtype="int64")
         ordered = op.take(rank, order, axis=0, mode="clip")
         differs = op.not_equal(ordered, op.take(ordered, _shifted(rows.shape[0]), axis=0, mode="clip"))
     is_first = op.equal(op.arange(0, rows.shape[0], 1, "int64"), const(0, "int64"))
     return order, op.logical_or(is_first, differs)
+
+
+def _equal(a: Expr, b: Expr) -> Expr:
+    """a == b, NaNs being equal to one another."""
+    same = op.equal(a, b)
+    return op.logical_or(same, op.logical_and(op.isnan(a), op.isnan(b))) if dtype(a.dtype).is_float else same
+
+
+def _less(a: Expr, b: Expr) -> Expr:
+    """a < b, a NaN being larger than all numbers."""
+    if not dtype(a.dtype).is_float:
+        return op.less(a, b)
+    return op.logical_or(op.less(a, b), op.logical_and(op.isnan(b), op.logical_not(op.isnan(a))))
 
 
 def _shifted(count: Dim) -> Expr:
