@@ -23,6 +23,7 @@ class Source:
         self.value = value
         self.path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
         self._read_at = 0
+        self._file_read: tuple[int, ...] | None = None
         self._digest: str | None = None
 
     @property
@@ -44,6 +45,7 @@ class Source:
     def begin(self) -> None:
         """Note that the model is about to be read."""
         self._read_at = time.time_ns()
+        self._file_read = _identity(self.path)
 
     def check_exists(self) -> None:
         """Raise `NoSuchFile` if there is no such file, and `InvalidProtobuf` if it is none."""
@@ -63,7 +65,10 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Raise `Fail` if the model that would be compiled again may be another than was read."""
-        for path in () if self.path is None else _files_of(Path(self.path)):
+        found = _identity(self.path)
+        if found is not None and found != self._file_read:
+            raise _changed(str(self.path))
+        for path in () if self.path is None else _external_data(Path(self.path)):
             if path.exists() and path.stat().st_ctime_ns > self._read_at:
                 raise _changed(str(path))
         if self._digest is not None and self._digest_now() != self._digest:
@@ -80,9 +85,16 @@ def _changed(what: str) -> Fail:
                 "for other inputs; make another session")  # fmt: skip
 
 
-def _files_of(model: Path) -> Generator[Path]:
-    """The file of a model, then, if there is one, where its external data may be."""
-    yield model
+def _identity(path: str | None) -> tuple[int, ...] | None:
+    """What differs of a file that holds something else, but not with other rights or another link; None without one."""
+    if path is None or not Path(path).exists():
+        return None
+    found = Path(path).stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _external_data(model: Path) -> Generator[Path]:
+    """Where the external data of the model in a file may be, if it has such data."""
     if model.exists():
         locations = import_module("relayc.frontends.onnx.compiling").external_locations(model)
         yield from [path.parent / place for path in (model, Path(os.path.realpath(model))) for place in locations]

@@ -145,6 +145,17 @@ def test_a_session_of_a_model_that_was_replaced_does_not_compile_another_one(tmp
     check(session, X)
 
 
+def test_rights_and_links_of_a_file_are_none_of_the_model(tmp_path: Path) -> None:
+    model = dense()
+    model.graph.input.append(helper.make_tensor_value_info("w", FLOAT, [4, 3]))
+    save(model, path := tmp_path / "dense.onnx")
+    session = ort.InferenceSession(path)
+    path.chmod(0o400)
+    (tmp_path / "backup.onnx").hardlink_to(path)
+    (y,) = session.run(None, {"x": X, "w": 2 * WEIGHT})
+    np.testing.assert_allclose(y, np.maximum(X @ (2 * WEIGHT), 0), rtol=1e-5, atol=1e-6)
+
+
 def test_the_other_process_says_why_it_failed() -> None:
     with pytest.raises(RuntimeError, match=r"ended with status 1: .*MatMul"):
         compile_version_elsewhere({"model": dense().SerializeToString(), "shape": {"x": (5, 6)}})
