@@ -632,7 +632,7 @@ class GraphModule:
         if not 0 <= position < len(self._graph.outputs):
             names = [self._graph.tensors[index].name for index in self._graph.outputs]
             raise ArgumentError(
-                f"model {self._graph.name!r} has no output {key!r}. Its {len(names)} outputs are: {names}"
+                f"model {self._graph.name!r} has no output {key!r}; its outputs are: {', '.join(names)}"
             )
         return position
 

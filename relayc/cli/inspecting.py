@@ -20,6 +20,9 @@ from relayc.cli.plain import failure, is_onnx
 
 __all__ = ["doctor", "inspect", "show", "verify"]
 
+_CODE_OF = {Form.LLVM: "llvm", Form.ASM: "llvm", Form.CUDA: "cuda", Form.PTX: "cuda", Form.SASS: "cuda"}
+"""The kind of target that generates a form of code."""
+
 
 @guarded
 @with_build
@@ -80,6 +83,9 @@ def show(
         raise UsageError(f"--why says why kernels are as they are: relayc show {model} kernels --why; not {form}")
     if (why or form is Form.PASSES) and not is_onnx(model):
         raise UsageError(f"{model}: an artifact doesn't say how it was compiled; expected an .onnx file")
+    needed, found = _CODE_OF.get(form), "".join(how.target.split()[:1])
+    if is_onnx(model) and needed is not None and needed != found:
+        raise UsageError(f"{form} of {model}: the target {found!r} has no such code; expected --target {needed}")
     how = replace(how, explain=why or form is Form.PASSES)
     record: dict[str, Any] = {"model": str(model), "form": form.value, "written": output}
     if form is Form.ONNX:

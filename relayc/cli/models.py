@@ -24,9 +24,11 @@ def open_model(
 ) -> CompiledModel:
     """The compiled model: loaded from an artifact, or compiled from an ONNX file, which the cache may shorten.
 
-    `before` is called when a model is about to be compiled.
+    `before` is called when a model is about to be compiled. Raises UsageError for an artifact with options of the
+    compilation.
     """
     if not is_onnx(path):
+        _check_no_build(path, how)
         with steps.step("load"):
             return load_model(path)
     compiler = import_module("relayc.frontends.compiling")  # an artifact runs without the compiler
@@ -38,6 +40,20 @@ def open_model(
     report = compiled.build_report
     steps.report(indent("compiled before" if report is None else str(report), "  "))
     return compiled
+
+
+def _check_no_build(artifact: Path, how: Build) -> None:
+    """Raise UsageError for options that say how to compile: an artifact is compiled already."""
+    passed = [name for name in how.passed if name != "shape"]  # shapes of filled inputs are of a run, too
+    of_command = {"records": how.records, "check_indices": how.check_indices, "caches": how.caches,
+                  "last_position": how.last_position}  # fmt: skip
+    passed += [name for name, value in of_command.items() if value]
+    if passed:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in passed)
+        raise UsageError(
+            f"{options}: {artifact} is an artifact, compiled already; expected an .onnx file with such options "
+            f"(relayc inspect {artifact} says what it was compiled for)"
+        )
 
 
 def _name_of(path: Path) -> str:

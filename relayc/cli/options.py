@@ -80,7 +80,8 @@ class Activations(StrEnum):
 @dataclass(frozen=True)
 class Build:
     """Build options: target, shapes, optimization level, precision, tuning records, checks of indices, KV caches, the
-    output of logits of which the last position is computed, activations, and whether to record why."""
+    output of logits of which the last position is computed, activations, and whether to record why. `passed` are the
+    names of those of `build_options` that the command line has."""
 
     target: str
     shapes: Shapes
@@ -92,6 +93,7 @@ class Build:
     last_position: str | None = None
     activations: Activations = Activations.AUTO
     explain: bool = False
+    passed: tuple[str, ...] = ()
 
     @property
     def config(self) -> dict[str, str | bool]:
@@ -304,8 +306,17 @@ def check_writable(*paths: Path | None, read: Iterable[Path]) -> None:
             raise UsageError(f"can't write {path}, which is read: name another file for the output")
 
 
+_LIBRARIES = (".so", ".a", ".dylib", ".dll", ".lib", ".h", ".c")
+"""Suffixes of a C library's files."""
+
+
 def check_folder(path: Path) -> None:
-    """Raise UsageError early if no folder `path` can be made, or put in the place of that one."""
+    """Raise UsageError early if no folder `path` of a C library can be made, or put in the place of that one."""
+    if path.suffix in _LIBRARIES and not path.is_dir():
+        raise UsageError(
+            f"can't write {path}: a C library is a folder, of shared and static library, header and example; "
+            f"expected the name of a folder, such as {path.with_suffix('')}"
+        )
     above = next(folder for folder in path.absolute().parents if folder.exists())
     for there in (path, above):
         if there.exists() and not there.is_dir():

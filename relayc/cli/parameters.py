@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -73,17 +74,21 @@ def build_options(
 
 
 def with_build(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `build_options` in place of its parameter `how`, which is what these make."""
+    """A command with the options of `build_options` in place of its parameter `how`, which is what these make, with the
+    names of those that the command line has."""
     options = signature(build_options, eval_str=True).parameters
     parameters: list[Parameter] = []
     for parameter in signature(command, eval_str=True).parameters.values():
         replaced = options.values() if parameter.name == "how" else [parameter]
         parameters += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in replaced]
+    parameters.append(Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @wraps(command)
-    def run(**values: Any) -> None:
+    def run(context: typer.Context, **values: Any) -> None:
         how = build_options(**{name: values.pop(name) for name in options})
-        command(how=how, **values)
+        sources = {name: context.get_parameter_source(name) for name in options}
+        passed = tuple([name for name, source in sources.items() if source is not None and source.name != "DEFAULT"])
+        command(how=replace(how, passed=passed), **values)
 
     vars(run)["__signature__"] = Signature(parameters)  # what typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

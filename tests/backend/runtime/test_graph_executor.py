@@ -176,7 +176,7 @@ def test_an_input_never_set_is_named(executor):
 def test_unknown_outputs_are_rejected(fast):
     fast.run(x=X)
     for key in ("z", 1, -1):
-        with pytest.raises(ArgumentError, match=rf"has no output {key!r}\. .* outputs are: \['y'\]"):
+        with pytest.raises(ArgumentError, match=rf"has no output {key!r}; its outputs are: y$"):
             fast.get_output(key)
 
 
