@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from relayc.backend.runtime.errors import InternalError
 from relayc.backend.runtime.log import logger
 from relayc.runtime import ArgumentError, RelaycError
 from relayc.server.bodies import Budget, Limits, PartsResponse, Share, discard_body, read_body
+from relayc.server.deadlines import Deadlines
 from relayc.server.errors import ServerError
 from relayc.server.metrics import CONTENT_TYPE
 from relayc.server.protocol import HEADER_LENGTH, InferRequest, InferResponse, parse_request, write_response
@@ -45,10 +47,12 @@ def create_app(repository: Repository, limits: Limits | None = None) -> Starlett
 
 
 class Service:
-    """The endpoints. While `is_draining`, requests in progress are finished, and others refused."""
+    """The endpoints. While `is_draining`, requests in progress are finished, and others refused; when `deadlines` end,
+    those in progress, too."""
 
     def __init__(self, repository: Repository, limits: Limits) -> None:
         self.is_draining = False
+        self.deadlines = Deadlines()
         self._repository, self._limits = repository, limits
         self._budget = Budget(limits.held_bytes)
         repository.metrics.watch_held_bytes(lambda: self._budget.held)
@@ -73,7 +77,7 @@ class Service:
     async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
         yield
         self.is_draining = True
-        await asyncio.to_thread(self._repository.close, self._limits.drain)
+        await asyncio.to_thread(self._repository.close, min(self._limits.drain, self.deadlines.seconds_left))
 
     # -- about the server and its models
 
@@ -120,14 +124,19 @@ class Service:
         status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
         try:
             model = self._model(request)
-            response = await self._answer(request, model, share, start)
+            try:
+                async with self.deadlines.within(math.inf):
+                    response = await self._answer(request, model, share, start)
+            except TimeoutError as error:
+                ended = "the server has shut down before the request was done; send it again"
+                raise ServerError(ended, HTTPStatus.SERVICE_UNAVAILABLE) from error
             status = int(HTTPStatus.OK)
         except ClientDisconnect:
             status = _CLIENT_GONE
             return Response(status_code=status)
         except ServerError as error:
             status = int(error.status)
-            is_late = status == HTTPStatus.REQUEST_TIMEOUT
+            is_late = status == HTTPStatus.REQUEST_TIMEOUT or not self.deadlines.seconds_left
             is_read = not is_late and await discard_body(request, self._limits.request_bytes)
             return _error(str(error), error.status, {} if is_read else {"connection": "close"})
         finally:
@@ -138,7 +147,7 @@ class Service:
         headers = {"content-type": "application/json"}
         if response.header_length is not None:
             headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(response.header_length)}
-        return PartsResponse(response, headers, self._limits.timeout, share.give_back)
+        return PartsResponse(response, headers, self.deadlines.within(self._limits.timeout), share.give_back)
 
     async def _answer(self, request: Request, model: ServedModel, share: Share, start: float) -> InferResponse:
         """Read the request, let the model run, write the response. Raises ServerError and ClientDisconnect."""

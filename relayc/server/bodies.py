@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -151,20 +152,21 @@ async def discard_body(request: Request, limit: int, seconds: float = 5.0) -> bo
 
 
 class PartsResponse(Response):
-    """A response of parts that are sent as the client reads them, in at most `timeout` seconds; then `sent` is called.
+    """A response of parts that are sent as the client reads them, within `limit`; then `sent` is called.
 
     A client that takes longer is disconnected.
     """
 
     def __init__(
-        self, response: InferResponse, headers: Mapping[str, str], timeout: float, sent: Callable[[], object]
-    ) -> None:
+        self, response: InferResponse, headers: Mapping[str, str], limit: AbstractAsyncContextManager[None],
+        sent: Callable[[], object],
+    ) -> None:  # fmt: skip
         super().__init__(headers={**headers, "content-length": str(response.nbytes)})
-        self._parts, self._nbytes, self._timeout, self._sent = response.parts, response.nbytes, timeout, sent
+        self._parts, self._nbytes, self._limit, self._sent = response.parts, response.nbytes, limit, sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with self._limit:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 if self._nbytes <= _PART:
                     await send({"type": "http.response.body", "body": b"".join(self._parts)})

@@ -19,6 +19,7 @@ from relayc.server.tensors import (
     TensorSpec,
     from_bytes,
     from_json,
+    json_kind,
     specs_by_name,
     to_bytes,
     to_json,
@@ -127,7 +128,7 @@ def _json_object(text: memoryview) -> dict[str, Any]:
     except ValueError as error:
         raise ServerError(f"the body is no JSON: {error}; expected an object with 'inputs'") from error
     if not isinstance(fields, dict):
-        raise ServerError(f"the body is a JSON {type(fields).__name__}; expected an object with 'inputs'")
+        raise ServerError(f"the body is of the JSON type {json_kind(type(fields))}; expected an object with 'inputs'")
     return fields
 
 

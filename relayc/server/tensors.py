@@ -19,7 +19,8 @@ from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.sizes import MAX_EXTENT, extent
 from relayc.server.errors import ServerError
 
-__all__ = ["DATATYPES", "Array", "TensorSpec", "from_bytes", "from_json", "specs_by_name", "to_bytes", "to_json"]
+__all__ = ["DATATYPES", "Array", "TensorSpec", "from_bytes", "from_json", "json_kind", "specs_by_name", "to_bytes",
+           "to_json"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +57,8 @@ class TensorSpec:
         if datatype != self.datatype:
             raise ServerError(f"input {self.name!r}: got datatype {datatype!r:.100}; expected {self.datatype!r}")
         if not isinstance(shape, list) or not all(type(d) is int and 0 <= d <= MAX_EXTENT for d in shape):
-            raise ServerError(f"input {self.name!r}: got shape {shape!r:.200}; expected a list of sizes")
+            expected = f"a list of sizes, each at most {MAX_EXTENT}"
+            raise ServerError(f"input {self.name!r}: got shape {shape!r:.200}; expected {expected}")
         fits = len(shape) == len(self.shape) and all(e in (-1, d) for d, e in zip(shape, self.shape, strict=True))
         if not fits or extent(shape) > MAX_EXTENT:
             expected = f"{list(self.shape)} (-1: any size)" if -1 in self.shape else list(self.shape)
@@ -67,21 +69,24 @@ class TensorSpec:
 def from_json(spec: TensorSpec, shape: tuple[int, ...], data: object) -> Array:
     """The tensor of JSON values. Raises ServerError for values of another type, out of range, or too few or many."""
     if not isinstance(data, list):
-        raise ServerError(f"input {spec.name!r}: 'data' is {_kind(data)}; expected a list of {spec.datatype} values")
-    flat, found = _flattened(spec, data)
-    if math.prod(found) != math.prod(shape) or (len(found) > 1 and found != shape):
-        raise ServerError(f"input {spec.name!r}: 'data' has shape {list(found)}; expected {list(shape)}, or flat")
+        found = "missing or null" if data is None else f"of type {json_kind(type(data))}"
+        raise ServerError(f"input {spec.name!r}: 'data' is {found}; expected a list of {spec.datatype} values")
+    flat, laid_out = _flattened(spec, data)
+    if math.prod(laid_out) != math.prod(shape) or (len(laid_out) > 1 and laid_out != shape):
+        raise ServerError(f"input {spec.name!r}: 'data' has shape {list(laid_out)}; expected {list(shape)}, or flat")
     wrong = set(map(type, flat)) - _json_types(spec.datatype)
     if wrong:
-        kinds = ", ".join(sorted(kind.__name__ for kind in wrong))
+        kinds = ", ".join(sorted(map(json_kind, wrong)))
         raise ServerError(f"input {spec.name!r}: 'data' has values of type {kinds}; expected {spec.datatype}")
     with np.errstate(over="raise"):
         try:
             if spec.datatype == "BYTES":
                 "".join(flat).encode()  # JSON can spell halves of surrogate pairs, which are no text
             return np.array(flat, spec.dtype).reshape(shape)
-        except (OverflowError, FloatingPointError, UnicodeEncodeError) as error:
-            raise ServerError(f"input {spec.name!r}: a value is out of range of {spec.datatype}: {error}") from error
+        except UnicodeEncodeError as error:
+            raise ServerError(f"input {spec.name!r}: a string holds half of a surrogate pair; expected text") from error
+        except (OverflowError, FloatingPointError) as error:
+            raise ServerError(f"input {spec.name!r}: a value is out of range of {spec.datatype}") from error
 
 
 def _flattened(spec: TensorSpec, data: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -153,8 +158,12 @@ def to_bytes(values: Array) -> memoryview | bytes:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
-def _kind(value: object) -> str:
-    return "missing" if value is None else f"a {type(value).__name__}"
+_JSON_KINDS = {dict: "object", list: "list", str: "string", bool: "boolean", int: "integer", float: "number"}
+
+
+def json_kind(kind: type) -> str:
+    """JSON's name of the Python type that a value was read as."""
+    return _JSON_KINDS.get(kind, "null")
 
 
 def specs_by_name(specs: Sequence[TensorSpec]) -> dict[str, TensorSpec]:
