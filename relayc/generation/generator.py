@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
+from threading import RLock
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -123,8 +124,9 @@ class Generator:
     model's folder. Without one, prompts and results are token ids. `names` gives the decoder's inputs by role, and
     "logits", where they are not recognised; `caches` outputs by the inputs that are their next values.
 
-    One generation runs at a time: a stream that is not at its end when the next begins can't go on. `clone` makes
-    another generator of the same weights. Raises `GenerationError` for what is no language model.
+    One generation runs at a time: calls of `generate` from several threads wait for one another, and a stream that is
+    not at its end when the next begins can't go on. `clone` makes another generator of the same weights. Raises
+    `GenerationError` for what is no language model.
     """
 
     def __init__(
@@ -175,6 +177,7 @@ class Generator:
         self._decoder = Decoder(self._executor, self._ports, self._prefill, self._takes_padding)
         self._seen: _Batch | None = None
         self._turn = 0
+        self._lock = RLock()
 
     def clone(self, num_threads: int | None = None) -> Generator:
         """Another generator with the same weights, which may run at the same time."""
@@ -185,6 +188,13 @@ class Generator:
         copy._encoder = None if self._encoder is None else self._encoder.clone(num_threads)
         copy._start()
         return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = RLock()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -198,9 +208,10 @@ class Generator:
 
     def reset(self) -> None:
         """Forget all tokens, and end streams in progress."""
-        self._turn += 1
-        self._seen = None
-        self._decoder.reset()
+        with self._lock:
+            self._turn += 1
+            self._seen = None
+            self._decoder.reset()
 
     def save_prefix(self) -> Prefix:
         """A copy of the tokens seen and of their caches, to go on from later, or in another generator of the model.
@@ -209,22 +220,24 @@ class Generator:
         computed from the start: one without caches, with an encoder, or with a decoder of its own for the first step.
         """
         self._check_keeps_prefixes()
-        if self._seen is None or not self.cached_length:
-            raise GenerationError("there are no tokens to save; expected a generate() before")
-        length = self.cached_length
-        mask = np.ones((len(self._seen.tokens), length), np.int64)
-        given = self._seen.mask[:, :length]
-        mask[:, : given.shape[1]] = given
-        return Prefix(self._seen.tokens[:, :length].copy(), mask, self._decoder.cache_values())
+        with self._lock:
+            if self._seen is None or not self.cached_length:
+                raise GenerationError("there are no tokens to save; expected a generate() before")
+            length = self.cached_length
+            mask = np.ones((len(self._seen.tokens), length), np.int64)
+            given = self._seen.mask[:, :length]
+            mask[:, : given.shape[1]] = given
+            return Prefix(self._seen.tokens[:, :length].copy(), mask, self._decoder.cache_values())
 
     def load_prefix(self, prefix: Prefix) -> None:
         """Go on from a saved prefix: prompts that begin with its tokens compute the others only."""
         self._check_keeps_prefixes()
         if not isinstance(prefix, Prefix):
             raise GenerationError(f"the prefix is a {type(prefix).__name__}; expected what save_prefix() gave")
-        self.reset()
-        self._decoder.set_caches(prefix.caches, prefix.tokens.shape[1])
-        self._seen = _Batch(prefix.tokens, prefix.mask, list(range(len(prefix.tokens))))
+        with self._lock:
+            self.reset()
+            self._decoder.set_caches(prefix.caches, prefix.tokens.shape[1])
+            self._seen = _Batch(prefix.tokens, prefix.mask, list(range(len(prefix.tokens))))
 
     def _check_keeps_prefixes(self) -> None:
         if self._encoder is not None or not self._decoder.takes_many:
@@ -254,9 +267,11 @@ class Generator:
         if how.num_beams > 1:
             if stream is not None:
                 raise GenerationError(f"stream= with num_beams={how.num_beams}: beams have no tokens before the end")
-            results = self._with_beams(prompts, how, decoder_ids)
+            with self._lock:
+                results = self._with_beams(prompts, how, decoder_ids)
         else:
-            results = self._collected(prompts, how, decoder_ids, stream)
+            with self._lock:
+                results = self._collected(prompts, how, decoder_ids, stream)
         return results[0] if is_single else results
 
     def stream(
@@ -270,7 +285,16 @@ class Generator:
         how = options_from(self.defaults, options)
         if how.num_beams > 1:
             raise GenerationError(f"a stream with num_beams={how.num_beams}: beams have no tokens before the end")
-        return self._tokens(_listed(prompt)[0], how, decoder_ids, {})
+        return self._one_by_one(self._tokens(_listed(prompt)[0], how, decoder_ids, {}))
+
+    def _one_by_one(self, tokens: Iterator[Token]) -> Iterator[Token]:
+        """The tokens, of which each is computed while no other thread computes one."""
+        while True:
+            with self._lock:
+                token = next(tokens, None)
+            if token is None:
+                return
+            yield token
 
     # -- prompts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -199,6 +200,12 @@ def test_generators_share_weights_and_run_in_turns(generator):
     generator.generate(PROMPTS[1], max_new_tokens=1)
     with pytest.raises(GenerationError, match="another generation began"):
         list(stream)
+
+
+def test_threads_wait_for_one_another(generator):
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda i: generator.generate(PROMPTS[i % 2], max_new_tokens=4).ids, range(16))]
+    assert found == [EXPECTED[i % 2][:4] for i in range(16)]
 
 
 def test_the_context_limits_a_sequence(compiled):
