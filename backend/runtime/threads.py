@@ -169,8 +169,8 @@ def _read(path: Path) -> str:
 
 def _variable_limit() -> int | None:
     """The limit that the environment sets."""
-    text = os.environ.get(_VARIABLE)
-    if text is None:
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
         return None
     try:
         return positive(int(text), "its value")

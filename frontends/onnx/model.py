@@ -14,6 +14,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
+from relayc.backend.runtime.errors import RelaycError
 from relayc.backend.runtime.metadata import DeclaredShape, ModelMetadata
 from relayc.frontends.model_parts import ModelParts, OnnxProgram, model_parts
 from relayc.frontends.onnx.errors import (
@@ -93,6 +94,8 @@ def _from_file(path: Path) -> Model:
         proto, raw_data = read_model(path)
     except (DecodeError, RecursionError) as error:
         raise _no_model(path.name, path.stat().st_size, error, is_pointer=_is_pointer(path)) from error
+    except RelaycError:  # of the settings, not of the file
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         remedy = "check the path" if isinstance(error, FileNotFoundError) else ""

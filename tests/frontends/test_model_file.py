@@ -10,11 +10,20 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from relayc.backend.runtime import ArgumentError
 from relayc.frontends.onnx import OnnxImportError, from_onnx, model_file
 from relayc.frontends.onnx.model_file import LARGE, read_model
 from relayc.frontends.onnx.names import with_names_as_text
 from relayc.relay.analysis import evaluation_order
 from relayc.relay.expr import Constant
+
+
+def test_a_wrong_setting_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(make({"w": np.zeros((LARGE, 64), np.float32)}).SerializeToString())
+    monkeypatch.setenv("RELAYC_NUM_THREADS", "many")
+    with pytest.raises(ArgumentError, match=r"^environment variable RELAYC_NUM_THREADS is 'many'"):
+        from_onnx(path)
 
 
 def make(weights: dict[str, np.ndarray], raw: bool = True) -> ModelProto:

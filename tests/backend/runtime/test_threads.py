@@ -47,6 +47,12 @@ def test_a_bad_variable_is_named(monkeypatch, bad):
         num_threads()
 
 
+def test_an_empty_variable_is_none(monkeypatch):
+    monkeypatch.setenv("RELAYC_NUM_THREADS", "")
+    _cpus(monkeypatch, 16, None)
+    assert num_threads() == 16
+
+
 def test_bad_counts_are_rejected():
     with pytest.raises(ArgumentError, match="set_num_threads is 0"):
         set_num_threads(0)
