@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from relayc.te.bounds import Bounds
 from relayc.te.errors import LoweringError
@@ -17,7 +17,7 @@ from relayc.te.schedule import Schedule
 from relayc.te.tensor import Tensor
 from relayc.te.tir.analysis import free_variables
 from relayc.te.tir.buffer import Buffer, decl_buffer
-from relayc.te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
+from relayc.te.tir.expr import Dim, IterVar, Min, PrimExpr, SizeVar, Var
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.ops import likely, logical_and, seq
 from relayc.te.tir.passes.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -36,7 +36,7 @@ from relayc.te.tir.passes.simplify import Simplify
 from relayc.te.tir.passes.storage_rewrite import StorageRewrite
 from relayc.te.tir.passes.unroll import Unroll
 from relayc.te.tir.passes.vectorize import Vectorize
-from relayc.te.tir.stmt import Allocate, AttrStmt, IfThenElse, SeqStmt, Stmt
+from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, IfThenElse, SeqStmt, Stmt
 from relayc.te.tir.substitute import Substitution, fresh_copy, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
@@ -71,8 +71,20 @@ def schedule_to_function(
         buffer_map[buffer.data] = buffer
     body = _loops(schedule, buffers)
     func = _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
+    if _recomputes(body, buffer_map.values()):
+        func = func.with_attr("recomputes", True)
     _check_variables(func, name)
     return func
+
+
+def _recomputes(body: Stmt, arguments: Iterable[Buffer]) -> bool:
+    """Whether elements of the results may be computed twice: tiles that are moved back begin at a minimum.
+
+    This is known only before the passes: an unrolled loop has folded the minimum.
+    """
+    results = {buffer.data for buffer in arguments}
+    stores = [store for store in collect(body, BufferStore) if store.buffer.data in results]
+    return any(collect(index, Min) for store in stores for index in store.indices)
 
 
 def _check_variables(func: PrimFunc, name: str) -> None:

@@ -1,14 +1,14 @@
 """Finds the inputs that a kernel may overwrite with its result.
 
-A kernel works in place if every element of the input is read only to compute the same element of the output, once. That
-is verified on the finished loops: each load of the input occurs in the value of a store to the output, at the same
-index, and no index is shifted inwards (such an overlapping last tile computes elements twice).
+A kernel works in place if every element of the input is read only to compute the same element of the output, once. Of
+the finished loops it is verified that each load of the input occurs in the value of a store to the output, at the same
+index. Whether overlapping tiles compute elements twice, the schedule's loops tell: the attribute "recomputes".
 """
 
 from __future__ import annotations
 
 from relayc.te.ir import Visitor, collect, structural_equal
-from relayc.te.tir import BufferLoad, BufferStore, Call, Min, PrimExpr, PrimFunc, Var, While
+from relayc.te.tir import BufferLoad, BufferStore, Call, PrimExpr, PrimFunc, Var, While
 
 __all__ = ["in_place_inputs"]
 
@@ -25,8 +25,6 @@ class _Accesses(Visitor[None]):
         if node.buffer.data is not self.output:
             self.visit_default(node)
             return
-        if any(collect(index, Min) for index in node.indices):
-            self.unsure = True
         for load in collect(node.value, BufferLoad):
             if load.buffer.data is self.output:
                 self.unsure = True
@@ -55,7 +53,7 @@ def _same(a: tuple[PrimExpr, ...], b: tuple[PrimExpr, ...]) -> bool:
 
 def in_place_inputs(function: PrimFunc, num_inputs: int) -> tuple[int, ...]:
     """Positions of the inputs whose memory the first result may take: of its type and size, and safe to overwrite."""
-    if len(function.params) <= num_inputs:
+    if len(function.params) <= num_inputs or function.attrs.get("recomputes", False):
         return ()
     result = function.buffer_map.get(function.params[num_inputs])
     inputs = [function.buffer_map.get(p) for p in function.params[:num_inputs]]

@@ -21,7 +21,8 @@ class PrimFunc(Node):
     """Parameters, the buffers that handle parameters stand for, and a body.
 
     `attrs`: "global_symbol" (the name it is linked by), "target" (once bound), "noalias" (buffers don't overlap;
-    default True), "overlapping" (positions of those parameters that do, where it is False; default all), "packed_api"
+    default True), "overlapping" (positions of those parameters that do, where it is False; default all), "recomputes"
+    (elements of the results may be computed twice, so that no result may take the memory of an input), "packed_api"
     (False: a raw kernel without argument checks), "calling_convention" of host and device parts. Scalar parameters are
     variables without an entry in `buffer_map`.
     """

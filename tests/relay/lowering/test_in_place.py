@@ -12,6 +12,7 @@ from relayc.backend.runtime import device, graph_executor
 from relayc.relay.expr import Function, var
 from relayc.relay.lowering.lower import Workload, lower
 from relayc.te.ir import IRModule, PassContext
+from relayc.te.tir import SizeVar
 
 
 def build(*outputs: relay.Expr, params: list[relay.Var]):
@@ -81,3 +82,11 @@ def test_prefetching_leaves_kernels_in_place():
     x, bias = var("x", (64, 512)), var("bias", (512,))
     kernel = lower(Workload.of(Function((x, bias), relay.tanh(relay.op.add(x, bias)))), target)
     assert "prefetch(" in str(kernel.function) and kernel.in_place == (0,)
+
+
+def test_unrolled_tiles_that_overlap_do_not_work_in_place():
+    n, m = SizeVar("n"), SizeVar("m")
+    left, right, x = var("left", (n, m, 10)), var("right", (n, m, 10)), var("x", (n, m, 20))
+    both = relay.op.concatenate((left, right), axis=2)
+    kernel = lower(Workload.of(Function((left, right, x), relay.op.add(both, x))), backend.Target("llvm -mcpu=znver4"))
+    assert kernel.in_place == ()
