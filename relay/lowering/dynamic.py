@@ -299,8 +299,9 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
     has the same symbolic dimensions, else the smallest of any, else a new one.
 
     So the memory that was written last is written again, which caches may still have. Tensors whose sizes become known
-    at different stages do not share. Those of other symbolic dimensions, of which either may be the larger at run time,
-    do if their likely sizes are at most `_SHARED_RATIO` apart. What leaves a run of nodes for slices of the batch has
+    at different stages do not share, as a slot gets its size at one stage; a tensor's size is known with the shape of
+    the first of its views. Those of other symbolic dimensions, of which either may be the larger at run time, do if
+    their likely sizes are at most `_SHARED_RATIO` apart. What leaves a run of nodes for slices of the batch has
     its memory from the beginning of the run, since each slice writes a part of it.
     """
     last = last_reads(graph)
@@ -315,11 +316,16 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
                 first.setdefault(number, step)
     estimates = {n: likely(product((*t.shape, max(t.tensor_type.dtype.nbytes, 1))))
                  for n in first for t in [graph.tensors[n]]}  # fmt: skip
+    known: dict[int, int] = {}
+    for number, tensor in enumerate(graph.tensors):
+        if (base := graph.base_of(number)) in first:
+            stage = stage_of(tensor.shape)
+            known[base] = min(stage, known.get(base, stage))
     of_stage: dict[int, list[_Slot]] = {}
     count = itertools.count()
     for n in sorted(first, key=lambda n: (-estimates[n], first[n])):
         tensor = graph.tensors[n]
-        slots, symbolic = of_stage.setdefault(stage_of(tensor.shape), []), _symbolic(tensor.shape)
+        slots, symbolic = of_stage.setdefault(known[n], []), _symbolic(tensor.shape)
         alike = (slot for slot in slots if slot.symbolic == symbolic)
         others = (slot for slot in reversed(slots) if slot.likely <= _SHARED_RATIO * estimates[n])
         slot = next((slot for slot in (*alike, *others) if slot.is_free(first[n], last[n])), None)

@@ -257,3 +257,21 @@ def test_a_plan_computes_each_dimension_of_a_tensor_once(monkeypatch: pytest.Mon
     source = compiled(f"g (float[1, 3, h, w] x0) => (float[1, 3, p, q] x10) {{ {pools} }}").module.get_source("raw-ll")
     plan = source[source.index("define void @relayc_plan") :]
     assert plan.count("ashr") <= 3 * 10  # the height and width of each result, and its aligned bytes
+
+
+@pytest.mark.parametrize("make", [executor, without_plan])
+def test_memory_whose_size_a_view_tells_is_not_that_of_others(make):
+    """The view `v` has its shape from the input; that of the tensor it is a view of, `a`, is known only when the model
+    runs. So is that of `b`, which has twice the elements, while `w` is still read."""
+    model = compiled("""g (float[n, 64] x, int64[2] s) => (float[p, q] z) {
+        r = Reshape (x, s) a = Softmax (r) all = Shape (x) v = Reshape (a, all) w = Softmax (v) k = Reshape (w, s)
+        b = Concat <axis = 1> (k, k) y = Softmax (b) most = ReduceMax <keepdims = 0> (y) z = Add (k, most) }""")
+
+    def softmax(values: np.ndarray) -> np.ndarray:
+        return np.exp(values) / np.exp(values).sum(-1, keepdims=True)
+
+    x = np.random.default_rng(0).standard_normal((6, 64), np.float32)
+    k = softmax(softmax(x.reshape(12, 32)).reshape(6, 64)).reshape(12, 32)
+    most = softmax(np.concatenate((k, k), 1)).max()
+    (z,) = make(model)(x, np.array([12, 32]))
+    np.testing.assert_allclose(z.numpy(), k + most, rtol=1e-5)
