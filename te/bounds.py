@@ -361,7 +361,10 @@ class Bounds:
         """(min, extent) of the region in a dimension, with a constant extent where one is known."""
         math = self.math
         whole = (number(0), dim)
-        if interval is None or math.nonneg(interval.span + 1 - dim):
+        if interval is None:
+            return whole
+        is_known = attached and interval.span.const is not None and dim.const is None
+        if math.nonneg(interval.span + 1 - dim) and not is_known:
             return whole
         lo, span = interval.lo, interval.span
         if span.const is None:

@@ -25,6 +25,7 @@ from relayc.relay.op.nn.dot4 import Conv2DNHWCDot4, DenseDot4, DenseDot4Groups, 
 from relayc.relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relayc.relay.op.nn.winograd import Conv2DNHWCWinograd
 from relayc.relay.op.transform import Reshape, Transpose
+from relayc.relay.sizes import dims_equal, product as product_of
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.transform.winograd import likely_images
 from relayc.relay.type import TensorType
@@ -199,10 +200,14 @@ def _first_of_columns(source: TensorType, product: Call) -> int | None:
 
 def _keeps_matrices(source: TensorType, product: Call, first: int) -> bool:
     """Are rows of the matrices of a batch, if there is one, still a dimension of the view, the one before its columns?
+
+    The sizes before it have to be known to be those of the batch, so that no tile of rows goes on in another matrix.
     """
     if not isinstance(product.op, BatchMatmulPacked):
         return True
-    return first > 0 and same_dim(source.shape[first - 1], product.shape[-2]) and as_int(product.shape[-2]) != 1
+    *batch, rows, _ = product.shape
+    keeps = first > 0 and same_dim(source.shape[first - 1], rows) and as_int(rows) != 1
+    return keeps and dims_equal(product_of(source.shape[: first - 1]), product_of(batch))
 
 
 def _adjacent(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:

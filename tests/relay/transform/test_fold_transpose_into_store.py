@@ -18,6 +18,7 @@ from relayc.relay.lowering.lower import lower
 from relayc.relay.op import nn
 from relayc.relay.op.common import numpy_dtype
 from relayc.relay.op.nn.dense_bits import dense_bits
+from relayc.relay.sizes import assuming
 from relayc.te.ir import IRModule, PassContext
 from relayc.te.tir import Dim, SizeVar
 from relayc.topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd
@@ -321,6 +322,17 @@ def test_batched_products_with_split_rows_or_columns_stay():
     for body in (apart, relay.transpose(product, (0, 2, 1)), relay.transpose(product, (2, 0, 1))):
         assert any("transpose" in operators and len(operators) == 1 for operators in kernels(body, [a, v]))
         check(body, [a, v], "llvm")
+
+
+def test_batches_of_as_many_matrices_by_a_check_only_stay():
+    """The sizes of the batch are only taken to be those of the view: an index can't be split by them."""
+    b, h, s = SizeVar("b"), SizeVar("h"), SizeVar("s")
+    a, v = var("a", (b, h, s, s)), var("v", (b, h, s, 16))
+    with assuming():
+        product = relay.reshape(nn.batch_matmul(a, v, transpose_b=False), (b, 4, s, 16))
+        body = relay.transpose(product, (0, 2, 1, 3))
+        assert ("transpose",) in kernels(body, [a, v])
+    check(body, [a, v], "llvm", {"b": 2, "h": 4, "s": 40})
 
 
 def test_dynamic_columns_stay_in_order():
