@@ -13,7 +13,7 @@ from relayc.te import Tensor
 from relayc.te.errors import CompileError
 from relayc.te.tir import Dim, Let, PrimExpr, Var, as_int, is_const, ops
 from relayc.topi.tag import BROADCAST, ELEMWISE
-from relayc.topi.utils import broadcast_index, full_precision, same_dim
+from relayc.topi.utils import broadcast_index, full_precision, is_at_most_one, same_dim
 
 __all__ = [
     "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "broadcast_to", "divide", "equal",
@@ -31,7 +31,11 @@ def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
         for axis, dim in enumerate(shape, start=rank - len(shape)):
             if as_int(result[axis]) == 1:
                 result[axis] = dim
-            elif as_int(dim) != 1 and not _may_be_equal(result[axis], dim):
+            elif is_at_most_one(dim):
+                continue
+            elif is_at_most_one(result[axis]):
+                result[axis] = dim
+            elif not _may_be_equal(result[axis], dim):
                 raise CompileError(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
     return tuple(result)
 
@@ -47,7 +51,7 @@ def _apply(f: Callable[..., PrimExpr], inputs: Sequence[Tensor], name: str) -> T
     )
 
     def body(*i: Any) -> PrimExpr:
-        return f(*[x(*broadcast_index(i, x.shape)) for x in inputs])
+        return f(*[x(*(i if same else broadcast_index(i, x.shape))) for x in inputs])
 
     return te.compute(shape, body, name=name, tag=ELEMWISE if same else BROADCAST)
 

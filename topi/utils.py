@@ -7,13 +7,15 @@ from typing import Any
 
 from relayc import te
 from relayc.te.errors import CompileError
-from relayc.te.tir import Dim, Mul, PrimExpr, as_dim, as_int, convert, product
+from relayc.te.index import IndexMath
+from relayc.te.tir import Dim, Mul, PrimExpr, Var, as_dim, as_int, convert, product
 
 __all__ = [
     "accumulator_type",
     "broadcast_index",
     "ceil_div",
     "full_precision",
+    "is_at_most_one",
     "matching_parts",
     "normalize_axes",
     "normalize_axis",
@@ -43,6 +45,15 @@ def same_dim(a: Dim, b: Dim) -> bool:
     """Are two sizes known to be equal?"""
     x, y = as_int(a), as_int(b)
     return x == y if x is not None and y is not None else a is b
+
+
+def is_at_most_one(d: Dim) -> bool:
+    """Is a size known to be at most 1? Such a dimension broadcasts: the slice 0:1 of n elements has min(1, n)."""
+    known = as_int(d)
+    if known is not None or isinstance(d, Var):
+        return known == 1
+    math = IndexMath()
+    return math.nonneg(math.dim(1) - math.dim(d))
 
 
 def ceil_div(a: Dim, b: Dim) -> Dim:
@@ -115,7 +126,7 @@ def unravel_index(position: Any, shape: Sequence[Dim]) -> list[Any]:
 def broadcast_index(index: Index, shape: Sequence[Dim]) -> list[Any]:
     """The index into a tensor of `shape` that output element `index` reads, by numpy's broadcasting."""
     tail = list(index)[len(index) - len(shape) :]
-    return [0 if as_int(dim) == 1 else i for i, dim in zip(tail, shape, strict=True)]
+    return [0 if is_at_most_one(dim) else i for i, dim in zip(tail, shape, strict=True)]
 
 
 def accumulator_type(dtype: str) -> str:

@@ -14,7 +14,10 @@ from relayc import relay
 from relayc.backend.runtime import ArgumentError, RunCancelledError, device, graph_executor
 from relayc.backend.runtime.artifact import load_model
 from relayc.frontends.onnx import from_onnx
-from relayc.te.ir import IRModule
+from relayc.relay.expr import Call
+from relayc.relay.op.creation import Sizes
+from relayc.relay.sizes import count_roundings
+from relayc.te.ir import IRModule, post_order
 
 RNG = np.random.default_rng(7)
 make = helper.make_node
@@ -145,6 +148,45 @@ def test_sizes_that_were_broadcast_are_broadcast_again():
     proto = model(nodes, {"x": ("a", 4), "w": ("b", 4), "u": ("c", 4)}, {"k": k})
     cases = [(floats(a, 4), floats(b, 4), floats(c, 4)) for a, b, c in itertools.product((1, 3), repeat=3)]
     runs_like(proto, lambda x, w, u: (x + w) @ k + x + u, cases)
+
+
+def test_sums_of_many_sizes_are_broadcast_by_short_expressions():
+    """The common size of what was broadcast before is not computed anew of all sizes: expressions would double."""
+    names = [f"x{i}" for i in range(24)]
+    nodes = [make("Add", [f"s{i}", name], [f"s{i + 1}"]) for i, name in enumerate(names)]
+    proto = model([*nodes, make("Relu", ["s24"], ["y"])], {n: (f"n{i}", 4) for i, n in enumerate(("s0", *names))})
+    mod, _ = from_onnx(proto)
+    sizes = [e.op for e in post_order(mod["main"].body) if isinstance(e, Call) and isinstance(e.op, Sizes)]
+    assert max(count_roundings(d) for op in sizes for d in op.values) < 50
+
+
+FIRST_ROWS = {
+    "behind": ("Add", ["x", "first"], lambda x, first: x + first),
+    "before": ("Sub", ["first", "x"], lambda x, first: first - x),
+    "of a kernel": ("Mul", ["x", "soft"], lambda x, first: x * softmax(first)),
+    "choices": ("Where", ["more", "first", "x"], lambda x, first: np.where(x > 0, first, x)),
+    "products": ("MatMul", ["x", "turned"], lambda x, first: x @ first.transpose(0, 2, 1)),
+    "batches": ("MatMul", ["first", "turned"], lambda x, first: first @ first.transpose(0, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", FIRST_ROWS)
+def test_the_first_of_several_rows_is_broadcast(name, axis):
+    """The slice 0:1 of n rows has min(1, n) of them, whose broadcasting is known at compile time."""
+    operator, operands, expected = FIRST_ROWS[name]
+    nodes = [
+        make("Slice", ["w", "zero", "one", "axis"], ["first"]),
+        make("Greater", ["x", "none"], ["more"]),
+        make("Softmax", ["first"], ["soft"]),
+        make("Transpose", ["first"], ["turned"], perm=[0, 2, 1]),
+        make(operator, operands, ["y"]),
+    ]
+    weights = {"zero": np.array([0]), "one": np.array([1]), "axis": np.array([axis]), "none": np.float32(0)}
+    shape = ("b", "n", 20) if axis else ("n", "m", 20)
+    proto = model(nodes, {"x": shape, "w": shape}, weights)
+    cases = [(floats(*sizes, 20), floats(*sizes, 20)) for sizes in ((2, 5), (1, 1), (1, 7), (3, 1))]
+    runs_like(proto, lambda x, w: expected(x, w[:1] if axis == 0 else w[:, :1]), cases)
 
 
 def test_sizes_that_do_not_broadcast_are_an_error_of_the_node():
