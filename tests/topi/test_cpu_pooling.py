@@ -241,6 +241,15 @@ def test_columns_prefetch_the_new_elements_of_later_windows(kernel, target, proc
     assert below in [offset - offset % 128 for offset in offsets]
 
 
+def test_windows_that_are_far_apart_are_not_prefetched() -> None:
+    """NHWC: a prefetch for each column of a stride would be more code than the window."""
+    x = te.placeholder((8, 256, 256, 128), "float32", "x")
+    for stride, is_prefetched in ((4, True), (32, False)):
+        out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (stride, stride), (stride, stride), (1, 1), (0, 0, 0, 0)))
+        text = str(te.lower(schedule_for([out], Target("llvm -mtune=znver4 -l2-bytes=1048576")), [x, out]))
+        assert ("prefetch(" in text) == is_prefetched
+
+
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (5, 1), (5, 2), (7, 1), (9, 1)])
 def test_adjacent_windows_share_partial_reductions(kernel, stride, target) -> None:

@@ -41,6 +41,9 @@ _PREFETCHED_LINES, _LONG_LINE_BYTES = 3, 768
 """For cores with few line-fill buffers: the window height, in lines, that the hardware prefetcher covers at stride 1,
 and the bytes of a line of 32-bit elements from which on 64-byte vectors prefetch to L2, as higher windows always do."""
 
+_MOST_PREFETCHED = 64
+"""Most columns of a window that are prefetched one by one, as code without a loop."""
+
 
 def schedule_windows(
     s: te.Schedule, operation: te.Operation, lines: WindowLines | None, plan: ColumnTiles | LineTiles, target: Target
@@ -103,12 +106,14 @@ class ColumnTiles:
 
         Those are the last lines of the window; others are in the caches. Prefetches run on into the next line.
         `reader` reduces, across lines, what the rows of a tile share, or whole windows of one row. 8-bit inputs are not
-        prefetched: for so little data that takes longer than the stalls.
+        prefetched: for so little data that takes longer than the stalls. Nor are windows far apart.
         """
         strides, group = reader.attrs.get("strides", ()), self.rows
         if len(strides) != 2:
             return
         (across, along), (taps, *columns) = strides, reader.reduce_axis
+        if across * along > _MOST_PREFETCHED:
+            return
         last = iterations([taps]) + (group - 1) * across
 
         def place(read: Read, row: int, column: int, *i: Any) -> Sequence[Any]:
