@@ -46,8 +46,8 @@ typedef enum model_status {
  *   of inputs: `data`, which is only read; `nbytes`, the bytes there; `shape`, as many sizes as the input has dimensions;
  *   of outputs: `data` and `nbytes`, the caller's memory and its size; or `data` NULL, for memory of the context.
  * A run sets `shape` of outputs, and `data` and `nbytes` of those in memory of the context, which is valid until the next
- * run with it, and until it is destroyed. Memory aligned to 64 bytes is used in place, other is copied. Outputs may not
- * overlap inputs. */
+ * run with it, and until it is destroyed. Memory that is aligned to its elements is used in place, other is copied.
+ * Outputs may not overlap inputs. */
 typedef struct model_tensor {
   void *data;
   size_t nbytes;
