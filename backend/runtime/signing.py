@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from relayc.backend.runtime.container import map_file
+from relayc.backend.runtime.container import is_container, map_file
 from relayc.backend.runtime.errors import ArgumentError, ArtifactError, MissingFileError, RelaycError
 from relayc.backend.runtime.files import replacing
 
@@ -27,11 +27,15 @@ _SUFFIX = ".sig"
 def sign_artifact(path: str | os.PathLike[str], private_key: str | os.PathLike[str]) -> Path:
     """Signs an artifact with the Ed25519 key in a PEM file; returns the signature's file, the artifact's with ".sig".
 
-    Raises `ArgumentError` for a file that holds no such key, `RelaycError` when cryptography is not installed.
+    Raises `ArtifactError` for a file that is no artifact, `ArgumentError` for one that holds no such key, `RelaycError`
+    when cryptography is not installed.
     """
     key = _key(private_key, "private")
     signature = Path(f"{os.fspath(path)}{_SUFFIX}")
-    made: bytes = key.sign(map_file(path))
+    data = map_file(path)
+    if not is_container(data):
+        raise ArtifactError(f"{os.fspath(path)} is no compiled model; expected an artifact, as relayc compile writes")
+    made: bytes = key.sign(data)
     with replacing(signature) as file:
         file.write(made)
     return signature

@@ -66,6 +66,11 @@ def generate(
         generator = door.Generator(
             model, tokenizer, target=target, num_threads=threads, opt_level=how.opt_level, config=how.config
         )
+    if prompt and generator.tokenizer is None:
+        raise UsageError(
+            f"--prompt: {model} comes without a tokenizer; expected --tokenizer FILE, a tokenizer.json (pip install "
+            "'relayc[generation]'), or --ids 1,15,27"
+        )
     passed = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "stop": stop, "seed": seed, "num_beams": num_beams,

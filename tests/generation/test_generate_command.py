@@ -63,7 +63,7 @@ def test_generate_prints_an_object_for_programs(artifact):
         (["--ids", "5,x"], 2, "expected token ids, as 1,15,27"),
         (["--features", "none.npy"], 2, "expected a .npy file"),
         (["--ids", "5", "--top-p", "2"], 1, "expected above 0 and at most 1"),
-        (["--prompt", "a"], 1, "there is no tokenizer"),
+        (["--prompt", "a"], 2, "expected --tokenizer FILE"),
     ],
 )
 def test_invalid_options_are_reported(artifact, options, code, text):

@@ -69,6 +69,14 @@ def test_what_was_changed_is_not_what_was_signed(folder: Path, changed: str) -> 
         check_signature(folder / "model.relayc", folder / "public.pem")
 
 
+def test_only_artifacts_are_signed(folder: Path) -> None:
+    other = folder / "model.onnx"
+    other.write_bytes(b"no artifact" * 100)
+    with pytest.raises(ArtifactError, match=r"model\.onnx is no compiled model; expected an artifact"):
+        sign_artifact(other, folder / "private.pem")
+    assert not (folder / "model.onnx.sig").exists()
+
+
 def test_files_that_are_no_keys(folder: Path) -> None:
     path = folder / "model.relayc"
     with pytest.raises(ArgumentError, match=r"public\.pem is no private Ed25519 key in PEM form.*openssl genpkey"):
