@@ -353,8 +353,10 @@ class InferenceSession:
         value = value.memory if isinstance(value, OrtValue) else value
         if declared.name in self._may_be_absent:  # for the executor a list of at most one value
             return [] if value is None else [value]
-        if declared.type.startswith("seq") or value is None:
+        if declared.type.startswith("seq"):
             return [] if value is None else value
+        if value is None:
+            raise InvalidArgument(f"input {declared.name!r} is None; expected {declared.type}")
         dtype = self._dtypes[declared.name]
         if not hasattr(value, "dtype"):
             try:

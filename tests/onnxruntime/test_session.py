@@ -179,6 +179,14 @@ def test_inputs_are_checked_where_others_were_accepted_before(dense: bytes) -> N
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], first)
 
 
+def test_no_value_is_no_empty_tensor() -> None:
+    session = ours.InferenceSession(
+        _model([helper.make_node("Relu", ["x"], ["y"])], [_value("x", FLOAT, ["n"])], [_value("y", FLOAT, ["n"])])
+    )
+    with pytest.raises(ours.InvalidArgument, match=r"input 'x' is None; expected tensor\(float\)"):
+        session.run(None, {"x": None})
+
+
 def test_wrong_models_raise_what_onnxruntime_raises(tmp_path: Path) -> None:
     unknown = _model([helper.make_node("Unheard", ["x"], ["y"])], [_value("x", FLOAT, [1])], [_value("y", FLOAT, [1])])
     with pytest.raises(ours.NoSuchFile, match="NO_SUCHFILE") as missing:
