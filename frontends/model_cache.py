@@ -83,9 +83,12 @@ class ModelEntry(NamedTuple):
         nbytes = sum(values.nbytes for values in model.params.values())
         if nbytes > self.cache.limit // 4 or _is_extended():
             return
-        record = self._external(locations)
-        files = [] if self.path is None else [self.path, *[self._file(location) for location in record]]
-        if any(file is None or file.stat().st_ctime_ns > self.began for file in files):
+        try:
+            record = self._external(locations)
+            files = [] if self.path is None else [self.path, *[self._file(location) for location in record]]
+            if any(file is None or file.stat().st_ctime_ns > self.began for file in files):
+                return
+        except OSError:  # removed in the meantime
             return
         if self.cache.put_file(self._artifact_key(record), model.save, nbytes):
             self.cache.put(self.key, json.dumps(record).encode())

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 import relayc
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.runtime.artifact import CompiledModel
+from relayc.frontends.model_cache import model_entry
 from relayc.frontends.onnx.registry import _table, convert_with
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
@@ -50,6 +51,16 @@ def result(compiled: CompiledModel) -> list[float]:
 
 def is_cached(compiled: CompiledModel) -> bool:
     return compiled.build_report is None
+
+
+def test_a_file_removed_after_it_was_compiled_is_not_kept(folder: Path):
+    entry = model_entry(folder / "m.onnx", "llvm", None, 3, None, "m")
+    assert entry is not None
+    compiled = relayc.compile_onnx(model())
+    (folder / "m.onnx").unlink()
+    entry._store(compiled, ["m.data"])  # what a thread does
+    save(folder, WEIGHTS)
+    assert entry.find() is None
 
 
 @pytest.mark.parametrize("form", [lambda m: m, lambda m: m.SerializeToString()], ids=["message", "bytes"])
