@@ -45,7 +45,12 @@ else:  # hidden from type checkers, for which each subpackage would be Any
         if name not in __all__:
             raise AttributeError(f"module 'relayc' has no attribute {name!r}; it has {', '.join(__all__)}")
         if name in _FUNCTIONS:
-            return getattr(import_module(_FUNCTIONS[name]), name)
+            try:
+                return getattr(import_module(_FUNCTIONS[name]), name)
+            except ModuleNotFoundError as error:  # of another package, where only the runtime is installed
+                extra = "[torch]" if name.endswith("torch") else ""
+                what = f"{error}, which relayc.{name} needs: pip install 'relayc{extra}'"
+                raise ModuleNotFoundError(what, name=error.name) from error
         return import_module(f"relayc.{name}")
 
     def __dir__():

@@ -10,11 +10,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from relayc.backend.runtime import load_model
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph_executor import GraphModule
-from relayc.cli.environment import Load, bench_record, noise_of
+from relayc.cli.environment import Load, bench_record, noise_of, version_of
 from relayc.cli.inputs import Inputs, results_of
 from relayc.cli.json_output import error_json, result_json
 from relayc.cli.options import UsageError, check_writable, input_files, parse_shapes, write_archive
@@ -56,8 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors say that there are more commands."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}\n({_COMPILER})")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="relayc", description=f"Run compiled models ({_COMPILER}).")
+    parser = _Parser(prog="relayc", description=f"Run compiled models ({_COMPILER}).")
+    parser.add_argument("--version", action="version", version=f"relayc {version_of('relayc')}, the runtime")
     parser.add_argument("--traceback", action="store_true", help="on an error, show the Python traceback")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{run,bench}")
     for name, text in (("run", "run an artifact once"), ("bench", "measure its latency")):

@@ -118,7 +118,12 @@ def test_artifacts_run_where_only_the_runtime_is_installed(runtime_only: Path, p
 
 def test_the_runtime_alone_says_what_compiling_needs(runtime_only: Path, project: Path) -> None:
     assert "pip install relayc" in run(runtime_only, "-m", "relayc", "run", "model.onnx", cwd=project, fails=True)
+    assert "pip install relayc" in run(runtime_only, "-m", "relayc", "inspect", "m.relayc", cwd=project, fails=True)
     assert "pip install relayc" in run(runtime_only, "-m", "relayc", "--help", cwd=project)
+    assert run(runtime_only, "-m", "relayc", "--version", cwd=project).startswith("relayc 0")
+    for name, remedy in (("compile_onnx", "'relayc'"), ("compile_torch", "'relayc[torch]'")):
+        said = run(runtime_only, "-c", f"import relayc; relayc.{name}", cwd=project, fails=True)
+        assert f"pip install {remedy}" in said
 
 
 def test_the_runtime_alone_is_small(runtime_only: Path) -> None:
