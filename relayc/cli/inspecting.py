@@ -147,6 +147,8 @@ def verify(
     """
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
+    if against not in ("onnxruntime", "reference"):
+        raise UsageError(f"--against {against!r}: expected onnxruntime or reference")
     verifying = import_module("relayc.cli.verifying")
     shapes = parse_shapes(shape or [])
     report = verifying.verify_model(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance)

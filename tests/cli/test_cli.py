@@ -208,6 +208,7 @@ def test_show_kernels_of_a_loop(tmp_path: Path) -> None:
         (["run", "model.relayc", "-i", "text.npz"], 2, ["text.npz can't be read"]),
         (["run", "model.relayc", "-i", "x=a=b.npz"], 2, ["a=b.npz holds several arrays"]),
         (["run", "model.relayc", "-i", "x.npy"], 2, ["expected name=x.npy"]),
+        (["verify", "model.onnx", "--against", "torch"], 2, ["expected onnxruntime or reference"]),
         (["verify", "model.onnx", "--against", "reference"], 2, ["--shape batch=8"]),
         (["compile", "model.onnx", "--emit", "c-library", "-o", "x.npy"], 2, ["x.npy is a file"]),
         (["compile", "model.onnx", "--emit", "c-library", "-o", "x.npy/below"], 2, ["x.npy is a file"]),
