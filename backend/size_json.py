@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from relayc.backend.runtime.sizes import Size
 from relayc.te.errors import CompileError
 from relayc.te.tir import Add, Cast, Dim, Div, FloorDiv, FloorMod, IntImm, Max, Min, Mod, Mul, Sub, Var
 
@@ -20,8 +20,8 @@ def _own_name(var: Var) -> str:
     return var.name
 
 
-def size_to_json(size: Dim, name: Callable[[Var], str] = _own_name) -> Any:
-    """A size as an int, a name (`name` of a variable) or [operator, size, size].
+def size_to_json(size: Dim, name: Callable[[Var], str] = _own_name) -> Size:
+    """A size as an int, a name (`name` of a variable) or (operator, size, size).
 
     Raises CompileError for expressions that can't be evaluated at run time.
     """
@@ -34,4 +34,4 @@ def size_to_json(size: Dim, name: Callable[[Var], str] = _own_name) -> Any:
     operator = _OPERATORS.get(type(size))
     if operator is None:
         raise CompileError(f"the size {size} can't be computed at run time: expected sums, products and quotients")
-    return [operator, size_to_json(size.a, name), size_to_json(size.b, name)]  # type: ignore[attr-defined]
+    return (operator, size_to_json(size.a, name), size_to_json(size.b, name))  # type: ignore[attr-defined]

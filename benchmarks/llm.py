@@ -27,8 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,13 @@ import numpy as np
 
 from benchmarks.llm_engines import ENGINES, ROOT, runs
 from benchmarks.llm_models import FORMATS, LLAMA
-from benchmarks.peak import MultiplyLoop, SumOfMemory
+from benchmarks.peak import SumOfMemory
 from benchmarks.records import Record, append, markdown, origin
 from benchmarks.report import language_models
+from relayc.backend.llvm.ceilings import MultiplyLoop
 
 _GREEDY_TOKENS, _GREEDY_CONTEXT = 64, 32
+_PEAK_OPERATIONS = 3 << 30
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class Roofs:
 
     def __init__(self, kind: str) -> None:
         assert kind in FORMATS
-        self._peak = MultiplyLoop("int8" if kind.startswith("int") else kind).gops
+        loop = MultiplyLoop.find("int8" if kind.startswith("int") else kind) or MultiplyLoop.find("float32")
+        assert loop is not None, "the roofs of processors with AVX2 are known"
+        self._peak = partial(loop.gflops, _PEAK_OPERATIONS, time.thread_time)
         self._read = SumOfMemory()
         self._samples: list[tuple[float, float]] = []
 

@@ -12,7 +12,6 @@ import ctypes
 import platform
 import statistics
 import time
-from typing import Literal
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -20,18 +19,10 @@ import numpy as np
 from relayc import relay
 from relayc.backend.llvm.ceilings import FmaLoop, StreamingCopy
 from relayc.backend.runtime import device, graph_executor, num_threads
-from relayc.backend.target import Target
 
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000
 """Iterations that take as long as those of the tiles, tens of milliseconds: the clock adapts with a delay."""
-_CHAINS, _LOOP_ROUNDS = 16, 3_000_000
-_MULTIPLIES = {"float32": ("vfmadd231ps", 32), "bfloat16": ("vdpbf16ps", 64), "int8": ("vpdpbusd", 128)}
-"""Instructions of AVX-512, and their operations, by the type of their operands."""
-_TILE_MULTIPLIES = {"bfloat16": ("amx-bf16", "tdpbf16ps", 16 * 16 * 64), "int8": ("amx-int8", "tdpbusd", 16 * 16 * 128)}
-"""Features, instructions and operations of AMX, likewise."""
-_WHOLE_TILES = b"\1" + bytes(15) + 8 * b"\x40\0" + bytes(16) + 8 * b"\x10" + bytes(8)
-"""The operand of ldtilecfg: eight tiles of 16 rows of 64 bytes."""
 _READ_BYTES, _SUMS = 128 << 20, 5
 """Bytes of the sum that stands for the memory's bandwidth: several times the caches of most machines."""
 TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
@@ -82,45 +73,6 @@ class TileLoop:
         start = time.perf_counter()
         self._function(*self._places, _ROUNDS)
         return 2 * self.rows * self.vectors * self.lanes * _STEPS * _ROUNDS / (time.perf_counter() - start) / 1e9
-
-
-class MultiplyLoop:
-    """A loop of only multiply-adds of registers, on one thread: of tiles where AMX has them, else of 512-bit vectors,
-    vfmadd231ps ("float32"), vdpbf16ps ("bfloat16") or vpdpbusd ("int8")."""
-
-    def __init__(self, kind: Literal["float32", "bfloat16", "int8"]) -> None:
-        for initialize in (
-            llvm.initialize_native_target, llvm.initialize_native_asmprinter, llvm.initialize_native_asmparser
-        ):  # fmt: skip
-            initialize()
-        feature, name, operations = _TILE_MULTIPLIES.get(kind, ("", "", 0))
-        if feature in Target("llvm").features:
-            before, after = ["ldtilecfg ($2)"], ["tilerelease"]
-            multiplies = [f"{name} %tmm{6 + i % 2}, %tmm{4 + i // 2 % 2}, %tmm{i % 4}" for i in range(_CHAINS)]
-        else:
-            name, operations = _MULTIPLIES[kind]
-            before, after = [f"vpxord %zmm{i}, %zmm{i}, %zmm{i}" for i in range(2 + _CHAINS)], []
-            multiplies = [f"{name} %zmm0, %zmm1, %zmm{2 + i}" for i in range(_CHAINS)]
-        self._operations = operations * _CHAINS
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-        )
-        clobbered = ",".join(f"~{{xmm{i}}}" for i in range(2 + _CHAINS))
-        text = "\\0A".join([*before, "1:", *multiplies, "decq $0", "jnz 1b", *after])
-        changed = f"{clobbered},~{{flags}},~{{memory}}"
-        call = f'call i64 asm sideeffect "{text}", "=&r,0,r,{changed}"(i64 %rounds, ptr %tiles)'
-        module = f"define i64 @loop(i64 %rounds, ptr %tiles) {{\n  %r = {call}\n  ret i64 %r\n}}"
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(module), machine)
-        self._engine.finalize_object()
-        signature = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
-        self._function = signature(self._engine.get_function_address("loop"))
-
-    def gops(self) -> float:
-        """Billions of operations (two for each product) per CPU second, in a run of tens of milliseconds."""
-        start = time.thread_time()
-        rounds = _LOOP_ROUNDS * 1024 // self._operations
-        self._function(rounds, _WHOLE_TILES)
-        return self._operations * rounds / (time.thread_time() - start) / 1e9
 
 
 class SumOfMemory:

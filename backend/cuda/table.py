@@ -19,12 +19,12 @@ variable from 0 up to, not including, the size; adjacent kernels with the same v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from relayc.backend.runtime.fields import Record, damaged
-from relayc.backend.runtime.sizes import Size, read_shape, read_size
+from relayc.backend.runtime.sizes import Size, SizeReader
 
 __all__ = ["Argument", "DeviceFunction", "Kernel", "Param", "read_functions"]
 
@@ -89,18 +89,19 @@ def _read_function(name: str, record: Record) -> DeviceFunction:
     shapes = [item.get("shape", list) for item in described if "shape" in item.value]
     known = [extent for shape in shapes for extent in shape if isinstance(extent, str)]
     known += [item.get("name", str) for item in described if "shape" not in item.value]
-    params = tuple(_read_param(item, known) for item in described)
-    workspaces = read_shape(record.get("workspaces", list), f"{record.where}.workspaces", known)
-    reader = _KernelReader(len(params), len(workspaces), known)
+    sizes = SizeReader(known)
+    params = tuple(_read_param(item, sizes) for item in described)
+    workspaces = sizes.shape(record.get("workspaces", list), f"{record.where}.workspaces")
+    reader = _KernelReader(len(params), len(workspaces), sizes)
     return DeviceFunction(name, params, workspaces, tuple(reader.read(item) for item in record.records("kernels")))
 
 
-def _read_param(record: Record, known: Sequence[str]) -> Param:
+def _read_param(record: Record, sizes: SizeReader) -> Param:
     record.only("name", "kind", "dtype", "shape", "align")
     name, kind, dtype = (record.get(key, str) for key in ("name", "kind", "dtype"))
     if kind == "buffer":
         align = record.number("align", 1, 256) if "align" in record.value else 1
-        return Param(name, dtype, read_shape(record.get("shape", list), f"{record.where}.shape", known), align)
+        return Param(name, dtype, sizes.shape(record.get("shape", list), f"{record.where}.shape"), align)
     if kind != "scalar" or dtype not in _SCALARS or record.value.keys() & {"shape", "align"}:
         raise damaged(f"{record.where}.kind", [kind, dtype], f"'buffer', or 'scalar' of {', '.join(sorted(_SCALARS))}")
     return Param(name, dtype, None)
@@ -112,28 +113,28 @@ class _KernelReader:
 
     params: int
     workspaces: int
-    known: Sequence[str]
+    sizes: SizeReader
 
     def read(self, record: Record) -> Kernel:
         record.only("name", "grid", "block", "dynamic_shared", "arguments", "step")
         step = self._step(record)
-        reader = self if step is None else replace(self, known=[*self.known, step[0]])
+        reader = self if step is None else replace(self, sizes=SizeReader((*self.sizes.names, step[0])))
         return reader._read(record, step)
 
     def _step(self, record: Record) -> tuple[str, Size] | None:
         if "step" not in record.value:
             return None
         match record.get("step", list):
-            case [str(name), size] if name not in self.known:
-                return name, read_size(size, f"{record.where}.step", self.known)
+            case [str(name), size] if name not in self.sizes.names:
+                return name, self.sizes.size(size, f"{record.where}.step")
             case other:
                 raise damaged(f"{record.where}.step", other, "the name of a new variable and a size")
 
     def _read(self, record: Record, step: tuple[str, Size] | None) -> Kernel:
-        grid, block = (read_shape(record.get(k, list), f"{record.where}.{k}", self.known) for k in ("grid", "block"))
+        grid, block = (self.sizes.shape(record.get(k, list), f"{record.where}.{k}") for k in ("grid", "block"))
         if len(grid) != 3 or len(block) != 3:
             raise damaged(f"{record.where}.grid", [grid, block], "three sizes of the grid and three of the block")
-        shared = read_size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared", self.known)
+        shared = self.sizes.size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared")
         items: list[Any] = record.get("arguments", list)
         arguments = tuple(self._argument(item, f"{record.where}.arguments[{i}]") for i, item in enumerate(items))
         return Kernel(record.get("name", str), grid, block, shared, arguments, step)
@@ -145,7 +146,7 @@ class _KernelReader:
             case ["workspace", int(index)] if 0 <= index < self.workspaces:
                 return Argument("workspace", index)
             case ["size", size, str(dtype)] if dtype in _SCALARS:
-                return Argument("size", size=read_size(size, where, self.known), dtype=dtype)
+                return Argument("size", size=self.sizes.size(size, where), dtype=dtype)
             case _:
                 counts = f"{self.params} parameters, {self.workspaces} workspaces"
                 raise damaged(where, value, f'["param", i], ["workspace", i] of {counts}, or ["size", size, dtype]')

@@ -9,20 +9,72 @@ import ctypes
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import llvmlite.binding as llvm
 import numpy as np
 
-from relayc.backend.runtime.ceilings import Ceilings
+from relayc.backend.runtime.ceilings import Ceilings, instructions_for
+from relayc.backend.target import Target
 
-__all__ = ["CeilingMeter", "FmaLoop", "StreamingCopy"]
+__all__ = ["CeilingMeter", "FmaLoop", "MultiplyLoop", "StreamingCopy"]
 
 _CHAINS = 12
 """Number of independent accumulators: more than latency times ports, fewer than there are registers."""
 _ROUNDS = 1_000_000
 _COPY_BYTES = 128 << 20
 """Bytes copied: several times the cache size of most machines."""
+_STEPS = 16
+"""Multiply-adds of an iteration of `MultiplyLoop`, as many sums in vectors: as `_CHAINS`."""
+_LOOP_OPERATIONS = 1 << 30
+"""Operations of a run of `MultiplyLoop`, which then takes milliseconds."""
+_WHOLE_TILES = b"\1" + bytes(15) + 8 * b"\x40\0" + bytes(16) + 8 * b"\x10" + bytes(8)
+"""The operand of ldtilecfg: eight tiles of 16 rows of 64 bytes."""
+
+
+@dataclass(frozen=True)
+class _Multiply:
+    """An instruction that multiplies and adds registers, and its operations."""
+
+    feature: str
+    """LLVM's name of the feature that has it"""
+    name: str
+    registers: str
+    """"zmm", "ymm" or "tmm" """
+    operations: int
+
+    def assembly(self) -> str:
+        """LLVM IR of a loop of the instruction: a function of a number of rounds and of `_WHOLE_TILES`."""
+        if self.registers == "tmm":
+            before, after = ["ldtilecfg ($2)"], ["tilerelease"]
+            steps = [f"{self.name} %tmm{6 + i % 2}, %tmm{4 + i // 2 % 2}, %tmm{i % 4}" for i in range(_STEPS)]
+        else:
+            kind, sums = self.registers, 16 if self.registers == "zmm" else _CHAINS
+            before = [f"vpxor %xmm{i}, %xmm{i}, %xmm{i}" for i in range(2 if sums > 14 else 2 + sums)]
+            before += [f"vpxord %zmm{2 + i}, %zmm{2 + i}, %zmm{2 + i}" for i in range(sums if sums > 14 else 0)]
+            after = ["vzeroupper"]
+            steps = [f"{self.name} %{kind}0, %{kind}1, %{kind}{2 + i % sums}" for i in range(_STEPS)]
+        clobbered = ",".join(f"~{{xmm{i}}}" for i in range(32 if self.registers == "zmm" else 16))
+        text = "\\0A".join([*before, "1:", *steps, "decq $0", "jnz 1b", *after])
+        changed = f"=&r,0,r,{clobbered},~{{flags}},~{{memory}}"
+        call = f'call i64 asm sideeffect "{text}", "{changed}"(i64 %rounds, ptr %tiles)'
+        return f"define i64 @loop(i64 %rounds, ptr %tiles) {{\n  %r = {call}\n  ret i64 %r\n}}"
+
+
+_MULTIPLIES = {
+    "float64": (_Multiply("avx512f", "vfmadd231pd", "zmm", 16), _Multiply("fma", "vfmadd231pd", "ymm", 8)),
+    "float32": (_Multiply("avx512f", "vfmadd231ps", "zmm", 32), _Multiply("fma", "vfmadd231ps", "ymm", 16)),
+    "float16": (_Multiply("avx512fp16", "vfmadd231ph", "zmm", 64),),
+    "bfloat16": (
+        _Multiply("amx-bf16", "tdpbf16ps", "tmm", 16 * 16 * 64), _Multiply("avx512bf16", "vdpbf16ps", "zmm", 64),
+    ),
+    "int8": (
+        _Multiply("amx-int8", "tdpbusd", "tmm", 16 * 16 * 128), _Multiply("avx512vnni", "vpdpbusd", "zmm", 128),
+        _Multiply("avxvnni", "{vex} vpdpbusd", "ymm", 64),
+    ),
+}  # fmt: skip
+"""The instructions of x86-64 by the type of their elements, the widest first."""
 
 
 def _assembly(lanes: int) -> str:
@@ -77,6 +129,42 @@ class FmaLoop:
         return 2 * _CHAINS * self.lanes * count * self.threads / seconds / 1e9
 
 
+class MultiplyLoop:
+    """A loop of only multiply-adds of registers, of elements of a type, run on each of `threads` threads.
+
+    It takes the widest instructions that this x86-64 has for the type; `find` gives None if there are none.
+    """
+
+    def __init__(self, multiply: _Multiply, threads: int = 1) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        self._operations, self._threads = multiply.operations * _STEPS, threads
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+        )
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(multiply.assembly()), machine)
+        self._engine.finalize_object()
+        signature = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
+        self._function = signature(self._engine.get_function_address("loop"))
+
+    @staticmethod
+    def find(kind: str, threads: int = 1) -> MultiplyLoop | None:
+        """The loop for an element type: "float64", "float32", "float16", "bfloat16" or "int8"."""
+        features = Target("llvm").features
+        found = next((each for each in _MULTIPLIES.get(kind, ()) if each.feature in features), None)
+        return None if found is None else MultiplyLoop(found, threads)
+
+    def gflops(self, operations: int = _LOOP_OPERATIONS, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Billions of operations (two for each product) per second, in a run of about so many on each thread.
+
+        `clock` may be another one for a single thread, `time.thread_time`.
+        """
+        rounds = max(operations // self._operations, 1)
+        work = [lambda: self._function(rounds, _WHOLE_TILES)] * self._threads
+        return self._operations * rounds * self._threads / _seconds(work, clock) / 1e9
+
+
 class StreamingCopy:
     """A copy of `nbytes` bytes, partitioned among `threads` threads."""
 
@@ -92,12 +180,12 @@ class StreamingCopy:
         return 2 * self._nbytes / _seconds(copies) / 1e9
 
 
-def _seconds(works: Sequence[Callable[[], object]]) -> float:
-    """Seconds until all of `works`, each on a thread of its own, have finished."""
+def _seconds(works: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds until all of `works`, each on a thread of its own, have finished; of one by `clock`."""
     if len(works) == 1:
-        start = time.perf_counter()
+        start = clock()
         works[0]()
-        return time.perf_counter() - start
+        return clock() - start
     together = threading.Barrier(len(works) + 1)
 
     def run(work: Callable[[], object]) -> None:
@@ -115,21 +203,32 @@ def _seconds(works: Sequence[Callable[[], object]]) -> float:
 
 
 class CeilingMeter:
-    """Accumulates samples of both ceilings for `threads` threads; `ceilings` returns the medians."""
+    """Accumulates samples of the ceilings for `threads` threads; `ceilings` returns the medians.
 
-    def __init__(self, threads: int = 1) -> None:
+    The peaks of products of `multiplied` element types are measured where there are instructions for them.
+    """
+
+    def __init__(self, threads: int = 1, multiplied: Iterable[str] = ()) -> None:
         self._loop, self._copy = FmaLoop(threads), StreamingCopy(threads)
+        kinds = sorted({instructions_for(kind) for kind in multiplied} - {"", "float32"})
+        found = {kind: MultiplyLoop.find(kind, threads) for kind in kinds}
+        self._others = {kind: loop for kind, loop in found.items() if loop is not None}
         self._gflops: list[float] = []
         self._gbs: list[float] = []
-        self._loop.gflops()
-        self._copy.gbs()
+        self._of_others: dict[str, list[float]] = {kind: [] for kind in self._others}
+        self.sample(1)
+        for samples in (self._gflops, self._gbs, *self._of_others.values()):
+            samples.clear()  # the first ones warm up
 
     def sample(self, times: int = 3) -> None:
-        """Measure both ceilings `times` times."""
+        """Measure the ceilings `times` times."""
         self._gflops += [self._loop.gflops() for _ in range(times)]
+        for kind, loop in self._others.items():
+            self._of_others[kind] += [loop.gflops() for _ in range(times)]
         self._gbs += [self._copy.gbs() for _ in range(times)]
 
     @property
     def ceilings(self) -> Ceilings:
         """The medians of all samples so far."""
-        return Ceilings(statistics.median(self._gflops), statistics.median(self._gbs))
+        others = {kind: statistics.median(samples) for kind, samples in self._of_others.items()}
+        return Ceilings(statistics.median(self._gflops), statistics.median(self._gbs), others)

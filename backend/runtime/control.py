@@ -25,8 +25,8 @@ _BLOCK = 32
 """Iteration numbers in one array."""
 _INT64_BYTES = 8
 
-Record = Callable[[GraphNode, float], None]
-"""Callback of profiling runs: takes each kernel's node and its time in seconds."""
+Record = Callable[[GraphNode, float, Mapping[str, int]], None]
+"""Callback of profiling runs: takes each kernel's node, its time in seconds, and the sizes that it ran with."""
 
 
 class BodyRunner(Protocol):

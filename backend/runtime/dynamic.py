@@ -529,7 +529,7 @@ class DynamicRunner:
             call = self._bind_node(node)
             start = api.record_mark(self._device)
             call()
-            record(node, api.seconds_between(self._device, start, api.record_mark(self._device)))
+            record(node, api.seconds_between(self._device, start, api.record_mark(self._device)), self.sizes)
 
     def _queued_calls(self, step: RunNodes) -> tuple[SizeValues, list[Callable[[], object] | None]]:
         """What queues each node of a step with the addresses in the table and the values of the sizes, which come

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.host_actions import HOST_ACTIONS
-from relayc.backend.runtime.sizes import Size, read_size
+from relayc.backend.runtime.sizes import Size, SizeReader, SizeWriter
 
 __all__ = [
     "SEQUENCE_ACTIONS",
@@ -139,7 +139,7 @@ def results_of(step: Step) -> tuple[int, ...]:
     return step.outputs if isinstance(step, IfStep | LoopStep | HostStep) else ()
 
 
-def step_to_json(step: Step) -> dict[str, Any]:
+def step_to_json(step: Step, sizes: SizeWriter) -> dict[str, Any]:
     """Serialize an instruction as JSON values."""
     if isinstance(step, RunNodes):
         return {"step": "run", "first": step.first, "last": step.last, "entry": step.entry}
@@ -162,17 +162,17 @@ def step_to_json(step: Step) -> dict[str, Any]:
         settings = {name: list(v) if isinstance(v, tuple) else v for name, v in step.settings.items()}
         return {"step": "text", "action": step.action, "inputs": list(step.inputs), "outputs": list(step.outputs),
                 "settings": settings, "source": step.source}  # fmt: skip
-    return {"step": "check", "left": step.left, "right": step.right, "source": step.source}
+    return {"step": "check", "left": sizes.size(step.left), "right": sizes.size(step.right), "source": step.source}
 
 
 def read_steps(
-    records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph
+    records: Sequence[Record], sizes: SizeReader, nodes: int, tensors: int, read_graph: ReadGraph
 ) -> tuple[Step, ...]:
     """Deserialize instructions. Raises `ArtifactError` naming the first invalid field."""
     return tuple([_step(record, sizes, nodes, tensors, read_graph) for record in records])
 
 
-def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph) -> Step:
+def _step(record: Record, sizes: SizeReader, nodes: int, tensors: int, read_graph: ReadGraph) -> Step:
     kind = record.get("step", str)
     if kind in ("if", "loop"):
         return _control(record, kind, tensors - 1, read_graph)
@@ -188,13 +188,13 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
     if kind == "bind":
         record.only("step", "name", "tensor", "element", "source")
         name = record.get("name", str)
-        if name not in sizes:
-            raise damaged(f"{record.where}.name", name, f"one of the size variables {list(sizes)}")
+        if name not in sizes.names:
+            raise damaged(f"{record.where}.name", name, f"one of the size variables {list(sizes.names)}")
         tensor = record.number("tensor", 0, tensors - 1)
         return Bind(name, tensor, record.number("element"), record.get("source", str))
     if kind == "check":
         record.only("step", "left", "right", "source")
-        left, right = (read_size(record.value.get(side), f"{record.where}.{side}", sizes) for side in ("left", "right"))
+        left, right = (sizes.size(record.value.get(side), f"{record.where}.{side}") for side in ("left", "right"))
         return Check(left, right, record.get("source", str))
     raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if", "loop", "list" or "text"')
 

@@ -18,7 +18,7 @@ caches: inputs that the executor keeps between runs, with spare capacity, update
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ from relayc.backend.runtime.execution_plan import (
 )
 from relayc.backend.runtime.fields import Record, damaged
 from relayc.backend.runtime.metadata import ModelMetadata
-from relayc.backend.runtime.sizes import Size, extent, is_static, read_shape, size_text, variables
+from relayc.backend.runtime.sizes import Size, SizeReader, SizeWriter, extent, is_static, size_text, variables
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphKVCache", "GraphNode", "GraphTensor"]
 
@@ -96,7 +96,8 @@ class GraphNode(NamedTuple):
     """One kernel call: function `func` of the module on the input, output and scratch tensors, in that order.
 
     `ops` and `sources` name the operators and the nodes of the imported model that it computes; `flops` and `bytes`
-    are its operation count and memory traffic. `sizes` are further arguments of the function.
+    are its operation count and memory traffic, `multiplied` is the element type of the products among the operations
+    ("": there are none). `sizes` are further arguments of the function.
     """
 
     name: str
@@ -106,9 +107,10 @@ class GraphNode(NamedTuple):
     scratch: tuple[int, ...]
     ops: tuple[str, ...]
     sources: tuple[str, ...]
-    flops: int
-    bytes: int
+    flops: Size
+    bytes: Size
     sizes: tuple[Size, ...] = ()
+    multiplied: str = ""
 
 
 class GraphStrings(NamedTuple):
@@ -185,18 +187,24 @@ class Graph:
                 if nested:
                     yield from graph.bodies()
 
+    def parts(self) -> list[Graph]:
+        """The graph and the bodies of its control flow."""
+        return [self, *[body for body, _ in self.bodies()]]
+
     def to_json(self) -> dict[str, Any]:
         """Serialize as JSON values, for `from_json`."""
         dynamic: dict[str, Any] = {}
+        sizes = SizeWriter()
         if self.is_dynamic:
-            dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
+            dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s, sizes) for s in self.steps]}
         if self.caches:
             dynamic["caches"] = [
-                {"input": c.position, "axis": c.axis, "length": c.length, "added": c.added} for c in self.caches
+                {"input": c.position, "axis": c.axis, "length": c.length, "added": sizes.size(c.added)}
+                for c in self.caches
             ]
         if self.variants:
-            dynamic["variants"] = [{"sizes": dict(sizes), "graph": graph.to_json()} for sizes, graph in self.variants]
-        return {
+            dynamic["variants"] = [{"sizes": dict(known), "graph": graph.to_json()} for known, graph in self.variants]
+        record = {
             "version": GRAPH_VERSION,
             "name": self.name,
             "device": self.device,
@@ -204,7 +212,7 @@ class Graph:
             "tensors": [
                 {
                     "name": t.name,
-                    "shape": list(t.shape),
+                    "shape": sizes.shape(t.shape),
                     "dtype": t.dtype,
                     "storage": [t.storage, t.place],
                     **({} if t.strides is None else {"strides": list(t.strides)}),
@@ -221,9 +229,10 @@ class Graph:
                     "scratch": list(n.scratch),
                     "ops": list(n.ops),
                     "sources": list(n.sources),
-                    "flops": n.flops,
-                    "bytes": n.bytes,
-                    **({"sizes": list(n.sizes)} if n.sizes else {}),
+                    "flops": sizes.size(n.flops),
+                    "bytes": sizes.size(n.bytes),
+                    **({"sizes": sizes.shape(n.sizes)} if n.sizes else {}),
+                    **({"multiplied": n.multiplied} if n.multiplied else {}),
                 }
                 for n in self.nodes
             ],
@@ -236,6 +245,7 @@ class Graph:
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
             **({"metadata": self.metadata.to_json()} if self.metadata != ModelMetadata() else {}),
         }
+        return {**record, **({"formulas": sizes.formulas} if sizes.formulas else {})}
 
     @staticmethod
     def _strings_json(strings: GraphStrings) -> dict[str, Any]:
@@ -254,7 +264,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps", "variants", "texts", "maps", "caches", "metadata",
+            "sizes", "formulas", "steps", "variants", "texts", "maps", "caches", "metadata",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -264,9 +274,11 @@ class Graph:
             )
         arena_bytes = record.number("arena_bytes", 0, _MAX_BYTES)
         sizes = record.strings("sizes") if "sizes" in record.value else ()
-        tensors = tuple(_tensor(item, arena_bytes, sizes) for item in record.records("tensors"))
+        formulas = record.get("formulas", list) if "formulas" in record.value else []
+        reader = SizeReader(sizes, formulas, f"{where}.formulas")
+        tensors = tuple(_tensor(item, arena_bytes, reader) for item in record.records("tensors"))
         last = len(tensors) - 1
-        nodes = tuple(_node(item, last, sizes) for item in record.records("nodes"))
+        nodes = tuple(_node(item, last, reader) for item in record.records("nodes"))
         steps = record.records("steps") if "steps" in record.value else []
         caches = record.records("caches") if "caches" in record.value else []
         graph = Graph(
@@ -280,8 +292,8 @@ class Graph:
             arena_bytes=arena_bytes,
             entry=None if record.value.get("entry") is None else record.get("entry", str),
             sizes=sizes,
-            steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph._read),
-            caches=tuple(_cache(item, sizes) for item in caches),
+            steps=read_steps(steps, reader, len(nodes), len(tensors), Graph._read),
+            caches=tuple(_cache(item, reader) for item in caches),
         )
         _check_caches(graph, where)
         _check_places(graph, where)
@@ -341,9 +353,9 @@ def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
     return sizes, variant
 
 
-def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTensor:
+def _tensor(record: Record, arena_bytes: int, sizes: SizeReader) -> GraphTensor:
     record.only("name", "shape", "dtype", "storage", "strides", "is_list")
-    shape = read_shape(record.get("shape", list), f"{record.where}.shape", sizes)
+    shape = sizes.shape(record.get("shape", list), f"{record.where}.shape")
     dtype = record.get("dtype", str)
     try:
         data_type(dtype)
@@ -373,8 +385,9 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
     return tensor
 
 
-def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
-    record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes", "sizes")
+def _node(record: Record, last: int, sizes: SizeReader) -> GraphNode:
+    record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes", "sizes",
+                "multiplied")  # fmt: skip
     taken = record.get("sizes", list) if "sizes" in record.value else []
     return GraphNode(
         name=record.get("name", str),
@@ -384,9 +397,10 @@ def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
         scratch=record.numbers("scratch", 0, last),
         ops=record.strings("ops"),
         sources=record.strings("sources"),
-        flops=record.number("flops"),
-        bytes=record.number("bytes"),
-        sizes=read_shape(taken, f"{record.where}.sizes", sizes),
+        flops=sizes.size(record.value.get("flops"), f"{record.where}.flops"),
+        bytes=sizes.size(record.value.get("bytes"), f"{record.where}.bytes"),
+        sizes=sizes.shape(taken, f"{record.where}.sizes"),
+        multiplied=record.get("multiplied", str) if "multiplied" in record.value else "",
     )
 
 
@@ -459,11 +473,11 @@ def _check_sequences(graph: Graph, where: str) -> None:
             raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {passed!r}", expected)
 
 
-def _cache(record: Record, sizes: Sequence[str]) -> GraphKVCache:
+def _cache(record: Record, sizes: SizeReader) -> GraphKVCache:
     record.only("input", "axis", "length", "added")
-    length, added = record.get("length", str), read_shape([record.value.get("added")], record.where, sizes)[0]
-    if length not in sizes:
-        raise damaged(f"{record.where}.length", length, f"a size variable among {list(sizes)}")
+    length, added = record.get("length", str), sizes.size(record.value.get("added"), record.where)
+    if length not in sizes.names:
+        raise damaged(f"{record.where}.length", length, f"a size variable among {list(sizes.names)}")
     return GraphKVCache(record.number("input", 0), record.number("axis", 0), length, added)
 
 

@@ -12,7 +12,6 @@ import operator
 import os
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import repeat
@@ -450,6 +449,11 @@ class GraphModule:
         return self._context.num_threads
 
     @property
+    def multiplied_types(self) -> frozenset[str]:
+        """The element types that kernels multiply, to measure a machine's ceilings for them."""
+        return frozenset(node.multiplied for part in self._graph.parts() for node in part.nodes)
+
+    @property
     def metadata(self) -> ModelMetadata:
         """The metadata of the imported model, and its declared shapes."""
         return self._graph.metadata
@@ -539,13 +543,9 @@ class GraphModule:
             return profiler.node_timings(self._graph, self._static.time_nodes(repeat))
         assert self._dynamic is not None
         inputs = self._inputs.values
-        runs: list[dict[int, list[float]]] = []
-        for _ in range(repeat + 1):
-            run: dict[int, list[float]] = defaultdict(list)
-            self._dynamic.run(
-                inputs, self._inputs.kept_sizes, lambda node, seconds, run=run: run[id(node)].append(seconds)
-            )
-            runs.append(run)
+        runs = [profiler.Executions() for _ in range(repeat + 1)]
+        for run in runs:
+            self._dynamic.run(inputs, self._inputs.kept_sizes, run.add)
         return profiler.dynamic_timings(self._graph, runs[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -67,8 +67,8 @@ def _kernels(report: Report) -> str:
             "kernel": call.func, "sources": call.sources,
         }  # fmt: skip
         if ceilings is not None:
-            cells["bound"] = "compute" if ceilings.is_compute_bound(call.flops, call.bytes) else "memory"
-            cells["% of roof"] = 100 * ceilings.share(call.flops, call.bytes, call.seconds)
+            cells["bound"] = "compute" if ceilings.is_compute_bound(call) else "memory"
+            cells["% of roof"] = 100 * ceilings.share(call)
         rows.append("<tr>" + "".join(_cell(cells[name]) for name in names) + "</tr>")
     head = "".join(f'<th data-n="{int(name in numbers)}">{escape(name)}</th>' for name in names)
     return f'<table id="kernels"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'

@@ -6,15 +6,16 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from relayc.backend.runtime.ceilings import Ceilings
-from relayc.backend.runtime.graph import Graph, GraphNode
+from relayc.backend.runtime.graph import Graph, GraphNode, GraphTensor
 from relayc.backend.runtime.html_text import facts_html, table_html
+from relayc.backend.runtime.sizes import evaluate, size_text
 
-__all__ = ["NodeTiming", "Report", "dynamic_timings", "node_timings"]
+__all__ = ["Execution", "Executions", "NodeTiming", "Report", "dynamic_timings", "node_timings"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class NodeTiming:
     seconds: float
     flops: int
     bytes: int
+    multiplied: str = ""
+    """the element type of the products among the operations; "": there are none"""
     count: int = 1
 
     @property
@@ -127,7 +130,7 @@ class Report:
         cells = [column(shown, total) for column in _COLUMNS.values()]
         if self.ceilings is None:
             return cells
-        limit = "compute" if self.ceilings.is_compute_bound(shown.flops, shown.bytes) else "memory"
+        limit = "compute" if self.ceilings.is_compute_bound(shown) else "memory"
         return [*cells, limit if len(parts) == 1 else "", f"{100 * _roof_share(self.ceilings, parts):.1f}"]
 
     def csv(self) -> str:
@@ -177,7 +180,7 @@ class Report:
         rows = [{**_fields(call), "percent": 100 * call.us / total if total else 0.0} for call in self.calls]
         for row, call in zip(rows, self.calls, strict=True):
             if self.ceilings is not None:
-                row["roof_share"] = self.ceilings.share(call.flops, call.bytes, call.seconds)
+                row["roof_share"] = self.ceilings.share(call)
         return rows
 
 
@@ -192,7 +195,7 @@ def _summed(name: str, calls: Sequence[NodeTiming]) -> NodeTiming:
 
 def _roof_share(ceilings: Ceilings, calls: Sequence[NodeTiming]) -> float:
     seconds = sum(call.seconds for call in calls)
-    return sum(ceilings.least_seconds(call.flops, call.bytes) for call in calls) / seconds if seconds else 0.0
+    return sum(ceilings.least_seconds(call) for call in calls) / seconds if seconds else 0.0
 
 
 def _line(names: list[str], cells: list[str], widths: list[int]) -> str:
@@ -203,40 +206,55 @@ def _line(names: list[str], cells: list[str], widths: list[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def dynamic_timings(graph: Graph, runs: Sequence[Mapping[int, Sequence[float]]]) -> list[NodeTiming]:
-    """The timings of a graph's nodes, and of those in its control flow, summed over their executions.
+class Execution(NamedTuple):
+    """The seconds that a node took, and the sizes that it was executed with."""
 
-    Each of `runs` maps the id of a node to the seconds of each execution; the median over runs is taken.
-    """
+    seconds: float
+    sizes: Mapping[str, int]
+
+
+class Executions(dict[int, list[Execution]]):
+    """The executions of a run by the id of the node."""
+
+    def add(self, node: GraphNode, seconds: float, sizes: Mapping[str, int]) -> None:
+        """Note an execution."""
+        self.setdefault(id(node), []).append(Execution(seconds, dict(sizes)))
+
+
+def dynamic_timings(graph: Graph, runs: Sequence[Executions]) -> list[NodeTiming]:
+    """The timings of a graph's nodes, and of those in its control flow, summed over their executions; medians of the
+    runs."""
     found: list[NodeTiming] = []
     for part, place in [(graph, ""), *graph.bodies()]:
-        seconds = [float(np.median([sum(run.get(id(node), ())) for run in runs])) for node in part.nodes]
-        for node, timing in zip(part.nodes, node_timings(part, seconds), strict=True):
-            count = len(runs[-1].get(id(node), ()))
-            name = f"{place}: {timing.name}" if place else timing.name
-            times = {"count": count, "flops": count * timing.flops, "bytes": count * timing.bytes}
-            if count or not place:
-                found.append(replace(timing, name=name, **(times if place else {})))
+        for node in part.nodes:
+            seconds = float(np.median([sum(each.seconds for each in run.get(id(node), ())) for run in runs]))
+            timing = _timing(part, node, seconds, runs[-1].get(id(node), ()))
+            if timing.count or not place:
+                found.append(replace(timing, name=f"{place}: {timing.name}") if place else timing)
     return found
 
 
 def node_timings(graph: Graph, seconds: Sequence[float]) -> list[NodeTiming]:
-    """The timings of a graph's nodes from their seconds."""
+    """The timings of the nodes of a graph of static shapes from their seconds."""
+    return [_timing(graph, node, time, (Execution(time, {}),)) for node, time in zip(graph.nodes, seconds, strict=True)]
 
-    def shapes(node: GraphNode) -> str:
-        outputs = [graph.tensors[index] for index in node.outputs]
-        return " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in outputs)
 
-    return [
-        NodeTiming(
-            name=node.name,
-            func=node.func,
-            ops="+".join(node.ops),
-            sources=" ".join(node.sources),
-            shapes=shapes(node),
-            seconds=time,
-            flops=node.flops,
-            bytes=node.bytes,
-        )
-        for node, time in zip(graph.nodes, seconds, strict=True)
-    ]
+def _timing(graph: Graph, node: GraphNode, seconds: float, executions: Sequence[Execution]) -> NodeTiming:
+    """The timing of a node of all its executions; shapes are those of the last."""
+
+    def shape(of: GraphTensor) -> str:
+        known = [evaluate(d, executions[-1].sizes) for d in of.shape] if executions else map(size_text, of.shape)
+        return f"{of.dtype}[{','.join(map(str, known))}]"
+
+    return NodeTiming(
+        name=node.name,
+        func=node.func,
+        ops="+".join(node.ops),
+        sources=" ".join(node.sources),
+        shapes=" ".join(shape(graph.tensors[index]) for index in node.outputs),
+        seconds=seconds,
+        flops=sum(evaluate(node.flops, each.sizes) for each in executions),
+        bytes=sum(evaluate(node.bytes, each.sizes) for each in executions),
+        multiplied=node.multiplied,
+        count=len(executions),
+    )

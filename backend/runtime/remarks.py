@@ -66,7 +66,7 @@ def _short_nodes(calls: list[NodeTiming], total: float) -> Iterator[str]:
 
 
 def _bound(calls: list[NodeTiming], total: float, ceilings: Ceilings) -> Iterator[str]:
-    memory = sum(call.seconds for call in calls if not ceilings.is_compute_bound(call.flops, call.bytes)) / total
+    memory = sum(call.seconds for call in calls if not ceilings.is_compute_bound(call)) / total
     if memory > 0.5:
         yield (
             f"{100 * memory:.0f} % of the time is spent in nodes that memory bounds: half precision (--precision) or a "
@@ -79,10 +79,10 @@ def _far_nodes(calls: list[NodeTiming], total: float, ceilings: Ceilings) -> Ite
         (call, share)
         for call in calls
         if call.seconds > _WEIGHTY * total
-        and (share := ceilings.share(call.flops, call.bytes, call.seconds)) < _FAR
+        and (share := ceilings.share(call)) < _FAR
     ]
     for call, share in far[:_MOST_NODES]:
-        limit = "compute" if ceilings.is_compute_bound(call.flops, call.bytes) else "memory"
+        limit = "compute" if ceilings.is_compute_bound(call) else "memory"
         yield (
             f"{call.name} ({call.ops}, {call.shapes}) takes {100 * call.seconds / total:.0f} % of the time and reaches "
             f"{100 * share:.0f} % of the roof ({limit}); its code: relayc show model.onnx loops --kernel {call.func}"

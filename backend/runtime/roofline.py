@@ -46,7 +46,8 @@ def roofline_svg(report: Report) -> str:
     work = [call.flops / call.bytes for call in shown]
     x = _Scale(min([*work, ceilings.ridge / 10]), max([*work, ceilings.ridge * 10]), _LEFT, _WIDTH - _RIGHT)
     rates = [call.gflops for call in shown]
-    y = _Scale(min([*rates, ceilings.gflops / 100]), ceilings.gflops * 1.2, _HEIGHT - _BOTTOM, _TOP)
+    highest = max([ceilings.gflops, *ceilings.by_type.values()])
+    y = _Scale(min([*rates, ceilings.gflops / 100]), highest * 1.2, _HEIGHT - _BOTTOM, _TOP)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}"><style>{_STYLE}</style>',
@@ -85,15 +86,18 @@ def _grid(x: _Scale, y: _Scale) -> Iterator[str]:
 
 def _roof(x: _Scale, y: _Scale, ceilings: Ceilings) -> Iterator[str]:
     left, right = max(10.0**x.low, 10.0**y.low / ceilings.gbs), 10.0**x.high
-    points = [(left, left * ceilings.gbs), (ceilings.ridge, ceilings.gflops), (right, ceilings.gflops)]
-    path = "L".join(f"{x(work):.1f} {y(rate):.1f}" for work, rate in points)
-    yield f'<path class="roof" d="M{path}"/>'
+    for name, peak in {"float32": ceilings.gflops, **ceilings.by_type}.items():
+        points = [(left, left * ceilings.gbs), (peak / ceilings.gbs, peak), (right, peak)]
+        path = "L".join(f"{x(work):.1f} {y(rate):.1f}" for work, rate in points)
+        yield f'<path class="roof" d="M{path}"/>'
+        if ceilings.by_type:
+            yield _text(x(right), y(peak) - 4, name, "end")
 
 
 def _circle(call: NodeTiming, report: Report, ceilings: Ceilings, x: _Scale, y: _Scale) -> str:
     total = report.total_us * 1e-6
     radius = max(2.0, _LARGEST * math.sqrt(call.seconds / total))
-    share = 100 * ceilings.share(call.flops, call.bytes, call.seconds)
+    share = 100 * ceilings.share(call)
     title = (f"{call.name}: {call.ops} {call.shapes}\n{call.us:.1f} us, {100 * call.seconds / total:.1f} %, "
              f"{call.gflops:.1f} GFLOP/s, {call.gbs:.1f} GB/s, {share:.0f} % of the roof\n{call.sources}")  # fmt: skip
     place = f'cx="{x(call.flops / call.bytes):.1f}" cy="{y(call.gflops):.1f}" r="{radius:.1f}"'
@@ -115,7 +119,7 @@ def _time_bar(report: Report, ceilings: Ceilings) -> Iterator[str]:
         seconds = sum(call.seconds for call in calls)
         if not seconds:
             continue
-        least = sum(ceilings.least_seconds(call.flops, call.bytes) for call in calls)
+        least = sum(ceilings.least_seconds(call) for call in calls)
         size, name = width * seconds / total, f"{family}: {100 * seconds / total:.0f} % of the time, "
         yield f'<rect x="{left:.1f}" y="{top}" width="{size:.1f}" height="14" fill="{color}" fill-opacity="0.45"/>'
         yield (f'<rect x="{left:.1f}" y="{top}" width="{size * min(least / seconds, 1.0):.1f}" height="14" '

@@ -63,5 +63,5 @@ def _facts(node: NodeTiming, report: Report) -> dict[str, Any]:
     if node.count != 1:
         facts["count"] = node.count
     if report.ceilings is not None:
-        facts["% of roof"] = round(100 * report.ceilings.share(node.flops, node.bytes, node.seconds), 1)
+        facts["% of roof"] = round(100 * report.ceilings.share(node), 1)
     return facts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relayc.backend.runtime.execution_plan import Step, read_steps
 from relayc.backend.runtime.fields import Record
 from relayc.backend.runtime.graph import Graph, GraphKVCache, GraphNode, GraphStrings, GraphTensor
-from relayc.backend.runtime.sizes import Size, read_size
+from relayc.backend.runtime.sizes import Size, SizeReader, size_text, substitute
 from relayc.backend.size_json import size_to_json
 from relayc.relay.container_type import ContainerType
 from relayc.relay.lowering.graph import ExecutionGraph, GraphNode as Node, GraphTensor as Tensor
@@ -63,7 +63,8 @@ class _Describer:
                 graphs = [self.graph(inside) for inside in control.graphs]
                 plain |= {"graphs": graphs} if step["step"] == "if" else {"graph": graphs[0]}
             records.append(Record(plain, f"{_WHERE}.steps[{len(records)}]"))
-        return read_steps(records, graph.sizes, len(graph.nodes), len(graph.tensors), lambda inside, _: inside)
+        sizes = SizeReader(graph.sizes)
+        return read_steps(records, sizes, len(graph.nodes), len(graph.tensors), lambda inside, _: inside)
 
 
 def _tensor(graph: ExecutionGraph, number: int, tensor: Tensor) -> GraphTensor:
@@ -81,11 +82,13 @@ def _tensor(graph: ExecutionGraph, number: int, tensor: Tensor) -> GraphTensor:
 
 
 def _shape(dims: Sequence[Dim], names: Sequence[str]) -> tuple[Size, ...]:
-    return tuple([dim if isinstance(dim, int) else read_size(size_to_json(dim), _WHERE, names) for dim in dims])
+    reader = SizeReader(names)
+    return tuple([dim if isinstance(dim, int) else reader.size(size_to_json(dim), _WHERE) for dim in dims])
 
 
 def _node(graph: ExecutionGraph, index: int, node: Node) -> GraphNode:
-    workload, results = node.workload, len(node.outputs) - node.scratch
+    workload, results, work = node.workload, len(node.outputs) - node.scratch, node.own_workload
+    names = dict(zip(node.names, _shape(list(node.names.values()), graph.sizes), strict=True))
     return GraphNode(
         name=f"{index}_{'_'.join(workload.operators)}"[:80],
         func=workload.name,
@@ -94,9 +97,10 @@ def _node(graph: ExecutionGraph, index: int, node: Node) -> GraphNode:
         scratch=tuple(node.outputs[results:]),
         ops=workload.operators,
         sources=tuple(node.sources),
-        flops=node.flops,
-        bytes=node.nbytes,
+        flops=substitute(work.operations, names),
+        bytes=substitute(work.traffic, names),
         sizes=_shape(node.sizes, graph.sizes),
+        multiplied=work.multiplied,
     )
 
 
@@ -113,6 +117,6 @@ def _caches(graph: ExecutionGraph) -> tuple[GraphKVCache, ...]:
     positions = {graph.tensors[number].name: i for i, number in enumerate(graph.inputs)}
     records: Sequence[tuple[str, int, Dim, Dim]] = graph.attrs.get("caches", ())
     return tuple([
-        GraphKVCache(positions[name], axis, size_to_json(length), _shape((added,), graph.sizes)[0])
+        GraphKVCache(positions[name], axis, size_text(size_to_json(length)), _shape((added,), graph.sizes)[0])
         for name, axis, length, added in records
     ])  # fmt: skip

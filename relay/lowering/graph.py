@@ -135,14 +135,9 @@ class GraphNode:
     """the slices of the batch that it runs for, one at a time, with the nodes beside it"""
 
     @property
-    def flops(self) -> int:
-        """Operations of the kernel: see `Workload.flops`."""
-        return (self.unshared or self.workload).flops
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the kernel accesses: see `Workload.nbytes`."""
-        return (self.unshared or self.workload).nbytes
+    def own_workload(self) -> Workload:
+        """The workload of these extents only."""
+        return self.unshared or self.workload
 
 
 class SlicedRun(NamedTuple):

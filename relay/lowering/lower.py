@@ -10,6 +10,7 @@ from typing import Any
 
 from relayc import te
 from relayc.backend.runtime.registry import get_global_func
+from relayc.backend.runtime.sizes import Size
 from relayc.backend.target import Target
 from relayc.relay.analysis import body_order, users
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -17,6 +18,7 @@ from relayc.relay.lowering.canonical_sizes import sizes_of
 from relayc.relay.lowering.in_place import in_place_inputs
 from relayc.relay.lowering.kernel_passes import kernel_passes
 from relayc.relay.lowering.load_scalars import LoadScalars
+from relayc.relay.lowering.work import known_part, product_of, smaller, total
 from relayc.relay.lowering.workspace import Workspace, lift_workspaces
 from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import assuming, product
@@ -73,36 +75,54 @@ class Workload:
         return dict(self.function.attrs.get("extents", ()))
 
     @cached_property
-    def flops(self) -> int:
-        """Multiply-adds counted as two operations."""
+    def operations(self) -> Size:
+        """Multiply-adds, counted as two operations, by the function's size variables."""
         calls = [e for e in body_order(self.function) if isinstance(e, Call)]
-        return sum(2 * call.operator.macs([a.ty for a in call.args], call.ty) for call in calls)
+        counts = [each for call in calls for each in call.operator.multiplications([a.ty for a in call.args], call.ty)]
+        return total([product_of((2, *extents)) for extents in counts])
 
     @cached_property
-    def nbytes(self) -> int:
-        """Bytes read and written when every result, and the part of every argument that is used, is accessed once.
-
-        Symbolic sizes count as none.
-        """
+    def traffic(self) -> Size:
+        """Bytes read and written when every result, and the part of every argument that is used, is accessed once, by
+        the function's size variables."""
         used = users(self.function.body)
-        reads = sum(_bytes_read(p, used.get(id(p), [])) for p in self.function.params)
-        return reads + sum(map(_known_bytes, tensor_types(self.function.body.ty)))
+        reads = [_bytes_read(p, used.get(id(p), [])) for p in self.function.params]
+        return total([*reads, _bytes(self.function.body.ty)])
+
+    @property
+    def flops(self) -> int:
+        """`operations` of static extents; those of symbolic ones count as none."""
+        return known_part(self.operations)
+
+    @property
+    def nbytes(self) -> int:
+        """`traffic` of tensors of static shape."""
+        return known_part(self.traffic)
+
+    @property
+    def multiplied(self) -> str:
+        """The element type that its first contraction multiplies; "" without one."""
+        for e in body_order(self.function):
+            types = [a.ty for a in e.args] if isinstance(e, Call) else []
+            if isinstance(e, Call) and e.operator.multiplications(types, e.ty):
+                return e.operator.multiplied(types)
+        return ""
 
 
-def _known_bytes(ty: TensorType) -> int:
-    return (ty.size or 0) * ty.dtype.nbytes
+def _bytes(ty: Type) -> Size:
+    return total([product_of((each.dtype.nbytes, *each.shape)) for each in tensor_types(ty)])
 
 
-def _bytes_read(param: Var, used: Sequence[Expr]) -> int:
+def _bytes_read(param: Var, used: Sequence[Expr]) -> Size:
     """The bytes read of an argument; for an argument of gathers only, the bytes of the gathered elements."""
-    whole = sum(map(_known_bytes, tensor_types(param.ty)))
-    picked = 0
+    whole = _bytes(param.ty)
+    picked: list[Size] = []
     for user in used:
         picks = isinstance(user, Call) and (user.operator.looks_up or user.operator.permutes_elements)
         if not isinstance(user, Call) or not picks or user.args[0] is not param:
             return whole
-        picked += sum(map(_known_bytes, tensor_types(user.ty)))
-    return min(whole, picked) if used else whole
+        picked.append(_bytes(user.ty))
+    return smaller(whole, total(picked)) if used else whole
 
 
 @dataclass(frozen=True)

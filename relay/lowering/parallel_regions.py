@@ -73,7 +73,7 @@ class PlanRegions(GraphPass):
 def _cycles(node: GraphNode, target: Target) -> float:
     """Estimated cycles of a kernel on one core; many kernels take more than the estimate."""
     operations = 4.0 * vector_lanes(target)
-    return max(node.flops / operations, node.nbytes / CACHE_BYTES_PER_CYCLE)
+    return max(node.own_workload.flops / operations, node.own_workload.nbytes / CACHE_BYTES_PER_CYCLE)
 
 
 def _join(graph: ExecutionGraph, steps: Steps, target: Target) -> None:

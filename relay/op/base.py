@@ -29,18 +29,20 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 from relayc.relay.argument_types import check_attributes, checked_call
 from relayc.relay.errors import GradientError, TypeInferenceError, UnknownOperatorError
 from relayc.relay.expr import Call, Expr
-from relayc.relay.type import TensorType, Type
+from relayc.relay.type import Dim, TensorType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import Abstract, Span
 from relayc.te.ir.structural import StructuralEqual
 
 __all__ = [
-    "MixedPrecision", "OpDef", "OpPattern", "aligning", "expect_op", "get_op", "list_op_names", "make_call", "op_of",
-    "register_op",
+    "MixedPrecision", "Multiplications", "OpDef", "OpPattern", "aligning", "expect_op", "get_op", "list_op_names",
+    "make_call", "op_of", "register_op",
 ]  # fmt: skip
 
 _O = TypeVar("_O", bound="OpDef")
 Permutation = tuple[int, ...]
+Multiplications = Sequence[Sequence[Dim]]
+"""Numbers of multiply-accumulates, to be added, each the product of some extents."""
 
 
 class OpPattern(IntEnum):
@@ -167,9 +169,19 @@ class OpDef(Abstract):
         """The operator's result by simpler operators, which have gradient rules; None if it has a rule itself."""
         return None
 
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        """The multiply-accumulates of one evaluation; none for operators that are not contractions."""
+        return ()
+
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""
-        return 0
+        """The number of `multiplications`; those of symbolic extents count as none."""
+        return sum(_number(extents) for extents in self.multiplications(types, result))
+
+    def multiplied(self, types: Sequence[Type]) -> str:
+        """The element type that `multiplications` multiply, for which processors have different instructions."""
+        data = types[0]
+        assert isinstance(data, TensorType)
+        return str(data.dtype)
 
     def takes_sizes_apart(self) -> bool:
         """Is each dynamic extent a size of its own to the code, even where several are formulas of the same sizes?"""
@@ -280,6 +292,12 @@ def attributes_of_operator(cls: type[_O]) -> type[_O]:
 
 
 _registry: dict[str, type[OpDef]] = {}
+
+
+def _number(extents: Sequence[Dim]) -> int:
+    """The product of the extents; 0 if one is symbolic."""
+    known = [d for d in extents if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(extents) else 0
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

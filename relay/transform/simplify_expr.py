@@ -439,7 +439,7 @@ def _ends_heavy(e: Expr) -> bool:
     for _ in range(_MAX_EPILOGUE):
         if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             return False
-        if type(e.op).macs is not OpDef.macs:
+        if type(e.op).multiplications is not OpDef.multiplications:
             return True
         if e.op.pattern > OpPattern.BROADCAST or not e.args:
             return False

@@ -74,8 +74,7 @@ def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, 
                 {"dtype": t.dtype, "shape": readable_shape(t.shape)}
                 for t in (compiled.graph.tensors[index] for index in node.outputs)
             ],
-            "flops": node.flops,
-            "bytes": node.bytes,
+            **dict(zip(("flops", "bytes"), readable_shape((node.flops, node.bytes)), strict=True)),
             **({"decisions": [d.to_json() for d in decisions[node.func]]} if node.func in decisions else {}),
         }
         for node in compiled.graph.nodes

@@ -14,10 +14,11 @@ from typing import Any
 
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph import Graph, GraphTensor
+from relayc.backend.runtime.layouts import bind_sizes
 from relayc.backend.runtime.memory import memory_use
 from relayc.backend.runtime.metadata import ModelMetadata
 from relayc.backend.runtime.quantities import bytes_text, counted
-from relayc.backend.runtime.sizes import readable_shape, size_text
+from relayc.backend.runtime.sizes import evaluate, readable_shape, size_text, variables
 from relayc.cli.options import Shapes
 
 __all__ = ["artifact_facts", "compiled_facts", "fact_lines", "onnx_facts"]
@@ -74,7 +75,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 def artifact_facts(path: Path, model: CompiledModel) -> dict[str, Any]:
     """The facts of an artifact's file."""
-    graph, parts = model.graph, _parts(model.graph)
+    graph, parts = model.graph, model.graph.parts()
     return {
         "format": "artifact",
         "bytes": path.stat().st_size,
@@ -85,11 +86,6 @@ def artifact_facts(path: Path, model: CompiledModel) -> dict[str, Any]:
         "operators": _counts(op for part in parts for node in part.nodes for op in node.ops),
         "parameters": sum(values.size for values in model.params.values()),
     }
-
-
-def _parts(graph: Graph) -> list[Graph]:
-    """The graph and the bodies of its control flow."""
-    return [graph, *[body for body, _ in graph.bodies()]]
 
 
 def _metadata(metadata: ModelMetadata) -> dict[str, Any]:
@@ -110,25 +106,34 @@ def _counts(names: Iterator[str]) -> dict[str, int]:
 def compiled_facts(model: CompiledModel, shapes: Shapes) -> dict[str, Any]:
     """The facts of a compiled model: kernels, operations and memory of a run with inputs of these sizes.
 
-    `flops` is null for a model of dynamic shapes. `memory` is null if sizes of inputs are missing, which `missing`
-    names; `process_bytes` is the most memory that a process that runs the model takes, the interpreter included.
+    `flops` and `memory` are null if sizes of inputs are missing, which `missing` names, `flops` also if they depend on
+    sizes that only a run gives; those of control flow are not counted. `process_bytes` is the most memory that a
+    process that runs the model takes, the interpreter included.
     """
-    graph, parts = model.graph, _parts(model.graph)
+    graph, parts = model.graph, model.graph.parts()
     facts: dict[str, Any] = {
         "target": graph.target,
         "nodes": sum(len(part.nodes) for part in parts),
         "kernels": len({node.func for part in parts for node in part.nodes}),
         "parameter_bytes": sum(values.nbytes for values in model.params.values()),
-        "flops": None if graph.is_dynamic else sum(node.flops for node in graph.nodes),
+        "flops": None,
         "memory": None,
         "process_bytes": None,
         "missing": _missing(graph, shapes),
     }
     if not facts["missing"]:
-        use = memory_use(model, _passed_shapes(graph, shapes))
+        passed = _passed_shapes(graph, shapes)
+        facts["flops"] = _flops(graph, bind_sizes(graph, [tuple(shape) for shape in passed.values()]))
+        use = memory_use(model, passed)
         facts["memory"] = {**asdict(use), "total": use.total}
         facts["process_bytes"] = use.total + _empty_process_bytes() if graph.device == "cpu" else None
     return facts
+
+
+def _flops(graph: Graph, sizes: Mapping[str, int]) -> int | None:
+    if any(name not in sizes for node in graph.nodes for name in variables(node.flops)):
+        return None
+    return sum(evaluate(node.flops, sizes) for node in graph.nodes)
 
 
 def _missing(graph: Graph, shapes: Shapes) -> list[str]:

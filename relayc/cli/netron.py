@@ -49,10 +49,11 @@ def _names(graph: Graph) -> list[str]:
 
 def _node(graph: Graph, number: int, names: list[str]) -> NodeProto:
     node = graph.nodes[number]
+    flops, nbytes = readable_shape((node.flops, node.bytes))
     return helper.make_node(
         "+".join(node.ops) or node.func, [names[i] for i in node.inputs], [names[i] for i in node.outputs],
         name=node.name, domain=_DOMAIN, kernel=node.func, nodes=list(node.sources), order=number,
-        flops=node.flops, bytes=node.bytes,
+        flops=flops, bytes=nbytes,
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ def profile_executor(executor: GraphModule, rounds: int, repeat: int) -> Report:
     """
     meter = None
     if executor.device.kind == "cpu":
-        meter = import_module("relayc.backend.llvm.ceilings").CeilingMeter(executor.num_threads)
+        meters = import_module("relayc.backend.llvm.ceilings")
+        meter = meters.CeilingMeter(executor.num_threads, executor.multiplied_types)
     reports: list[Report] = []
     whole: list[float] = []
     for _ in range(rounds):

@@ -86,8 +86,9 @@ def test_inspect(folder: Path) -> None:
     assert found["flops"] >= 2 * 2 * 8 * 5 and found["memory"]["inputs"] == 2 * 8 * 4
     assert found["process_bytes"] > found["memory"]["total"] > 0
     found = record("inspect", str(folder / "open.relayc"))
-    assert found["memory"] is None and found["missing"] == ["batch"] and found["opsets"] is None
+    assert found["memory"] is found["flops"] is found["opsets"] is None and found["missing"] == ["batch"]
     found = record("inspect", str(folder / "open.relayc"), "--shape", "batch=1000")
+    assert found["flops"] == 2 * 1000 * 8 * 5
     assert found["memory"]["inputs"] == 1000 * 8 * 4 and found["memory"]["activations"] >= 1000 * 5 * 4
     assert "NoSuchOperator" in record("inspect", str(folder / "bad.onnx"))["problem"]
     text = runner.invoke(app, ["inspect", str(folder / "open.onnx")]).stdout

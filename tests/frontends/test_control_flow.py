@@ -343,6 +343,7 @@ def test_the_profile_counts_the_kernels_of_loops():
     assert counts == {"exp": 1, "add": 7}
     (step,) = [call for call in report if call.ops == "add"]
     assert step.name.startswith("sum: ") and step.seconds > 0
+    assert step.shapes == "float32[8]" and step.bytes == 7 * 4 * 3 * 8  # of all executions
     assert [call.ops for call in module.profile(repeat=1, trips=np.array(0))] == ["exp"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, Multiplications, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float, require_same_dtype, static_shape
 from relayc.relay.type import TensorType, Type, broadcasts_to, dims_match, shapes_match
 from relayc.te.tir import Dim
@@ -97,8 +97,8 @@ class Attention(OpDef):
         total = weight.sum(-1, keepdims=True)
         return (weight / np.where(total == 0, 1, total) @ v).astype(query.dtype)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return _macs(types, result, keys_axis=2)
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return _both_products(types, result, keys_axis=2)
 
 
 @register_op("nn.blocked_attention", pattern=OpPattern.OUT_FUSABLE)
@@ -151,17 +151,16 @@ class BlockedAttention(OpDef):
         q, k, v = [np.swapaxes(a, 1, 2) for a in (query, key, value)]
         return np.ascontiguousarray(np.swapaxes(self._by_heads().reference(q, k, v, mask, bias), 1, 2))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return _macs(types, result, keys_axis=1)
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return _both_products(types, result, keys_axis=1)
 
 
-def _macs(types: Sequence[Type], result: Type, keys_axis: int) -> int:
-    """Multiplications of both products: each element of the query and of the result is multiplied for every key."""
+def _both_products(types: Sequence[Type], result: Type, keys_axis: int) -> Multiplications:
+    """Each element of the query and of the result is multiplied for every key."""
     query, key = types[:2]
     assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
-    if query.size is None or key.size is None or result.size is None:
-        return 0
-    return (query.size + result.size) * key.static_shape[keys_axis]
+    keys = key.shape[keys_axis]
+    return (*query.shape, keys), (*result.shape, keys)
 
 
 def _exchanged(shape: Sequence[Dim]) -> tuple[Dim, ...]:

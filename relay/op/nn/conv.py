@@ -13,6 +13,7 @@ from relayc.relay.errors import GradientError, TypeInferenceError
 from relayc.relay.expr import Call, Expr
 from relayc.relay.op.base import (
     MixedPrecision,
+    Multiplications,
     OpDef,
     OpPattern,
     attributes_of_operator,
@@ -45,6 +46,13 @@ __all__ = [
 ]  # fmt: skip
 
 Ints = tuple[int, ...]
+
+
+def _products(image: Type, weight: Type, layout: str, channels: str) -> Multiplications:
+    """Each element of `image` is multiplied by, or the sum of, the weights of one of `channels`, "I" or "O"."""
+    assert isinstance(image, TensorType) and isinstance(weight, TensorType)
+    others = [d for axis, d in Layout(layout).axis_sizes(weight.shape).items() if axis != channels]
+    return ((*image.shape, *others),)
 
 
 @attributes_of_operator
@@ -148,13 +156,8 @@ class _Forward(_Convolution):
         order = [plain.index(a) for a in layout.axes]
         return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        _, weight = types
-        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        outputs = Layout(self.kernel_layout).axis_sizes(weight.shape)["O"]
-        if weight.size is None or result.size is None or not isinstance(outputs, int):
-            return 0
-        return result.size * (weight.size // max(outputs, 1))
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return _products(result, types[1], self.kernel_layout, "O")
 
     def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
         data, weight = call.args
@@ -307,14 +310,8 @@ class _Transposed(_Convolution):
         order = [plain.index(a) for a in layout.axes]
         return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        data, weight = types
-        assert isinstance(data, TensorType) and isinstance(weight, TensorType)
-        if data.size is None or weight.size is None:
-            return 0
-        inputs = Layout(self.kernel_layout).axis_sizes(weight.shape)["I"]
-        assert isinstance(inputs, int)
-        return data.size * (weight.size // max(inputs, 1))
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return _products(types[0], types[1], self.kernel_layout, "I")
 
     def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
         data, weight = call.args

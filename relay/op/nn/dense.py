@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from relayc import te, topi
 from relayc.relay.errors import TypeInferenceError
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, Multiplications, OpDef, OpPattern, register_op
 from relayc.relay.op.common import (
     Array,
     fill_panels,
@@ -40,9 +39,10 @@ def _product(a: Array, b: Array, out_dtype: str) -> Array:
     return np.matmul(a.astype(wide), b.astype(wide)).astype(numpy_dtype(out_dtype))
 
 
-def _macs(result: Type, depth: Any) -> int:
+def _sums(result: Type, depth: Dim) -> Multiplications:
+    """A sum over `depth` for each element of the result."""
     assert isinstance(result, TensorType)
-    return 0 if result.size is None or not isinstance(depth, int) else result.size * depth
+    return ((*result.shape, depth),)
 
 
 @register_op("nn.dense", pattern=OpPattern.OUT_FUSABLE)
@@ -72,10 +72,10 @@ class Dense(OpDef):
     def reference(self, data: Array, weight: Array) -> Array:
         return _product(data, weight.T, self.out_dtype or str(data.dtype))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         weight = types[1]
         assert isinstance(weight, TensorType)
-        return _macs(result, weight.shape[1])
+        return _sums(result, weight.shape[1])
 
     def decomposed(self, *args: Expr) -> Expr:
         data, weight = args
@@ -125,10 +125,10 @@ class DensePacked(OpDef):
         data = data.astype(np.int32) - np.int32(self.zero_point) if self.pairs else data
         return _product(data, columns, self._result_dtype(str(data.dtype)))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         weight = types[1]
         assert isinstance(weight, TensorType)
-        return _macs(result, weight.shape[1])
+        return _sums(result, weight.shape[1])
 
 
 @register_op("nn.batch_matmul", pattern=OpPattern.OUT_FUSABLE)
@@ -174,10 +174,10 @@ class BatchMatmul(OpDef):
         right = np.swapaxes(b, -1, -2) if self.transpose_b else b
         return _product(left, right, self.out_dtype or str(a.dtype))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         a = types[0]
         assert isinstance(a, TensorType)
-        return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
+        return _sums(result, a.shape[-2] if self.transpose_a else a.shape[-1])
 
     def gradient(self, call: Call, grad: Expr) -> Sequence[Expr | None]:
         a, b = call.args
@@ -286,10 +286,10 @@ class BatchMatmulPacked(OpDef):
         b = np.swapaxes(whole[..., : self.columns, :], -1, -2)
         return _product(a, b, self.out_dtype or str(a.dtype))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         a = types[0]
         assert isinstance(a, TensorType)
-        return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
+        return _sums(result, a.shape[-2] if self.transpose_a else a.shape[-1])
 
 
 @register_op("nn.routed_dense", pattern=OpPattern.OUT_FUSABLE)
@@ -327,10 +327,10 @@ class RoutedDense(OpDef):
         matrices = BatchMatmulPacked(columns=self.units)
         return matrices.reference(data, panels[chosen])
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         data = types[0]
         assert isinstance(data, TensorType)
-        return _macs(result, data.shape[2])
+        return _sums(result, data.shape[2])
 
 
 def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:

@@ -9,7 +9,7 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Constant, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, Multiplications, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
 from relayc.relay.op.nn.pad import pad_last
@@ -106,10 +106,15 @@ class _BlockProduct(OpDef):
         columns = columns.reshape(max(self.experts, 1), -1, columns.shape[1])
         return columns[:, : self.units].reshape(-1, columns.shape[2])
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         codes = types[1]
         assert isinstance(codes, TensorType) and isinstance(result, TensorType)
-        return 0 if result.size is None else result.size * codes.static_shape[1] * 32 // self.bits
+        return ((*result.shape, codes.static_shape[1] * 32 // self.bits),)
+
+    def multiplied(self, types: Sequence[Type]) -> str:
+        """Words of four bytes, or floats."""
+        data = super().multiplied(types)
+        return "int8" if data == "int32" else data
 
 
 @register_op("nn.dense_bits", pattern=OpPattern.OUT_FUSABLE)
@@ -270,8 +275,8 @@ class TakeBits(_BlockProduct):
         table = self.real_weights(codes, scales, *zeros)
         return table[positions_inside(indices, self.units, self.mode)].astype(self.dtype)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return 0
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return ()
 
 
 @register_op("nn.quantize_blocks", pattern=OpPattern.OPAQUE)

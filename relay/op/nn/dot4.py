@@ -13,7 +13,7 @@ import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from relayc import te, topi
-from relayc.relay.op.base import OpDef, OpPattern, register_op
+from relayc.relay.op.base import Multiplications, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, at_least, require
 from relayc.relay.op.nn.conv import convolve
 from relayc.relay.sizes import product
@@ -84,8 +84,22 @@ def _bfloats_of_panels(weight: Array) -> Array:
     return np.moveaxis(_bfloats(weight), -1, -2)
 
 
+class _WordProduct(OpDef):
+    """Sums of products of words: of four bytes, by the instruction "dot4", or of two bfloat16."""
+
+    form: ClassVar[str] = "dot4"
+
+    def multiplied(self, types: Sequence[Type]) -> str:
+        return "int8" if self.form == "dot4" else "bfloat16"
+
+    def _sums(self, result: Type, words: Dim) -> Multiplications:
+        """A sum over so many words for each element of the result."""
+        assert isinstance(result, TensorType)
+        return ((*result.shape, words, 4 if self.form == "dot4" else 2),)
+
+
 @register_op("nn.dense_dot4", pattern=OpPattern.OUT_FUSABLE)
-class DenseDot4(OpDef):
+class DenseDot4(_WordProduct):
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
 
     An element of the data is four unsigned bytes, one of the weights four signed ones; the sum of two adjacent products
@@ -94,7 +108,6 @@ class DenseDot4(OpDef):
     columns; (C4) the data has as many rows.
     """
 
-    form: ClassVar[str] = "dot4"
     result: ClassVar[str] = "int32"
 
     units: int
@@ -121,8 +134,10 @@ class DenseDot4(OpDef):
         """Data (..., K, 4) and panels (P, K, 4, NR)."""
         return _unsigned(data).astype(np.int64), _signed(weight).astype(np.int64)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return _macs_of_rows(types[0], result)
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        data = types[0]
+        assert isinstance(data, TensorType)
+        return self._sums(result, data.shape[-1])
 
 
 @register_op("nn.dense_dot2_bfloat16", pattern=OpPattern.OUT_FUSABLE)
@@ -140,12 +155,10 @@ class DenseDot2Bfloat16(DenseDot4):
     def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
         return _bfloats(data), _bfloats_of_panels(weight)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return _macs_of_rows(types[0], result) // 2
 
 
 @register_op("nn.dense_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
-class DenseDot4Groups(OpDef):
+class DenseDot4Groups(_WordProduct):
     """data (..., K) times weights packed (ceil(N / NR), S, G, NR): (..., N) with N = `units`, summed in int32.
 
     Elements hold four bytes as in nn.dense_dot4. Step s of panel p reads the columns of data given by ``table[p, s,
@@ -170,8 +183,10 @@ class DenseDot4Groups(OpDef):
         x = _unsigned(data)
         return _by_panels(weight, table, self.units, lambda columns: x[..., columns, :])
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return _macs_of_rows(types[0], result)
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        data = types[0]
+        assert isinstance(data, TensorType)
+        return self._sums(result, data.shape[-1])
 
 
 def _are_groups(weight: TensorType, table: TensorType) -> bool:
@@ -188,15 +203,8 @@ def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], 
     return np.concatenate(columns, -1)[..., :units].astype(np.int32)
 
 
-def _macs_of_rows(data: Type, result: Type) -> int:
-    """Multiplications of 8-bit integers for rows of `data`, four for each element."""
-    assert isinstance(data, TensorType) and isinstance(result, TensorType)
-    depth = data.shape[-1]
-    return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0
-
-
 @register_op("nn.conv2d_nhwc_dot4", pattern=OpPattern.OUT_FUSABLE)
-class Conv2DNHWCDot4(OpDef):
+class Conv2DNHWCDot4(_WordProduct):
     """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in int32.
 
     Elements hold four bytes as in nn.dense_dot4. The data is padded with the byte `border`. With a `kernel_size`
@@ -205,7 +213,6 @@ class Conv2DNHWCDot4(OpDef):
     columns; (C4) the dilated kernel fits into the padded input.
     """
 
-    form: ClassVar[str] = "dot4"
     result: ClassVar[str] = "int32"
 
     channels: int
@@ -255,10 +262,10 @@ class Conv2DNHWCDot4(OpDef):
         """Data (N, H, W, C, 4) and panels (P, KH, KW, C, 4, NR)."""
         return _unsigned(data), _signed(weight)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         weight = types[1]
-        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        return 0 if result.size is None else result.size * self._window(weight)[1] * 4
+        assert isinstance(weight, TensorType)
+        return self._sums(result, self._window(weight)[1])
 
 
 @register_op("nn.conv2d_nhwc_dot2_bfloat16", pattern=OpPattern.OUT_FUSABLE)
@@ -276,12 +283,9 @@ class Conv2DNHWCDot2Bfloat16(Conv2DNHWCDot4):
     def _values(self, data: Array, weight: Array) -> tuple[Array, Array]:
         return _bfloats(data), _bfloats_of_panels(weight)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        return super().macs(types, result) // 2
-
 
 @register_op("nn.window_dot4_groups", pattern=OpPattern.OUT_FUSABLE)
-class WindowDot4Groups(OpDef):
+class WindowDot4Groups(_WordProduct):
     """Windows of data (N, L), rows of images, times panels (ceil(O / NR), S, G, NR): (N, *grid, O) in int32.
 
     Elements hold four bytes, and steps one or two of them, as in nn.dense_dot4_groups. The window of (n, y, x) begins
@@ -312,6 +316,5 @@ class WindowDot4Groups(OpDef):
         x = _unsigned(data)
         return _by_panels(weight, table, self.channels, lambda further: x[:, begins + further])
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        assert isinstance(result, TensorType)
-        return 0 if result.size is None else result.size * self.depth * 4
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
+        return self._sums(result, self.depth)

@@ -8,7 +8,7 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr, TupleGetItem
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relayc.relay.op.base import MixedPrecision, Multiplications, OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.type import Dim, TensorType, TupleType, Type, shapes_match
 
@@ -79,11 +79,10 @@ class LinearAttention(OpDef):
         y = np.stack(rows, 1) if rows else np.zeros((*q.shape[:3], v.shape[3]))
         return y.astype(query.dtype), current.astype(state.dtype)
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         query, key, value = [t for t in types[:3] if isinstance(t, TensorType)]
-        if query.size is None or key.size is None or not isinstance(value.shape[3], int):
-            return 0
-        return (query.size + key.size * (2 if self.has_rate else 1)) * value.shape[3]
+        width = value.shape[3]
+        return (*query.shape, width), (*key.shape, width, 2 if self.has_rate else 1)
 
 
 def _heads_divide(query: TensorType, key: TensorType) -> bool:

@@ -10,7 +10,14 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import (
+    MixedPrecision,
+    Multiplications,
+    OpDef,
+    OpPattern,
+    attributes_of_operator,
+    register_op,
+)
 from relayc.relay.op.common import (
     Array,
     at_least,
@@ -130,13 +137,10 @@ class _Packed(OpDef):
         y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)
         return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self._result_dtype(str(data.dtype))))
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        if result.size is None or weight.size is None:
-            return 0
-        blocks, *_, nr = weight.static_shape
-        return result.size * (weight.size // (blocks * nr))
+        return ((*result.shape, *weight.shape[1:-1]),)
 
 
 @register_op("nn.conv1d_nwc_packed", pattern=OpPattern.OUT_FUSABLE)

@@ -15,7 +15,14 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr, TupleGetItem, const
-from relayc.relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import (
+    MixedPrecision,
+    Multiplications,
+    OpDef,
+    OpPattern,
+    attributes_of_operator,
+    register_op,
+)
 from relayc.relay.op.broadcast import bitwise_and, bitwise_or, left_shift
 from relayc.relay.op.common import Array, require, require_float, require_same_dtype, static_shape
 from relayc.relay.op.elementwise import cast
@@ -152,10 +159,10 @@ class _Recurrent(OpDef):
             finals.append(current)
         return tuple([v.astype(products.dtype) for v in (y, *[np.stack(f) for f in zip(*finals, strict=True)])])
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         products, weight = types[:2]
         assert isinstance(products, TensorType) and isinstance(weight, TensorType)
-        return 0 if products.size is None else products.size * weight.static_shape[3]
+        return ((*products.shape, weight.shape[3]),)
 
 
 def unpacked(weight: Array) -> Array:

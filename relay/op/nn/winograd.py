@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from relayc import te, topi
 from relayc.relay.expr import Call, Expr
-from relayc.relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relayc.relay.op.base import Multiplications, OpDef, OpPattern, attributes_of_operator, register_op
 from relayc.relay.op.common import Array, at_least, fill_panels, padding_pairs, require, require_same_dtype
 from relayc.relay.type import TensorType, Type, dims_match
 from relayc.te.tir import Dim, as_dim, as_int
@@ -89,13 +88,11 @@ class _Winograd(OpDef):
         result = np.einsum("ki,lj,nyxgorkl->nyixjgor", matrices.a, matrices.a, product, optimize=True)
         return result.reshape(n, lines * self.tile, columns * self.tile, -1)[:, :oh, :ow]
 
-    def macs(self, types: Sequence[Type], result: Type) -> int:
+    def multiplications(self, types: Sequence[Type], result: Type) -> Multiplications:
         """The multiply-accumulates of the direct convolution, so that speeds can be compared."""
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        if result.size is None:
-            return 0
-        return result.size * self.kernel_size**2 * math.prod(weight.static_shape[3:-1])
+        return ((*result.shape, self.kernel_size, self.kernel_size, *weight.shape[3:-1]),)
 
 
 @register_op("nn.conv2d_nhwc_winograd", pattern=OpPattern.OUT_FUSABLE)

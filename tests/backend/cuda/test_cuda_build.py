@@ -12,7 +12,7 @@ from relayc.backend.cuda.disassemble import instruction_counts
 from relayc.backend.cuda.nvrtc import _bytes, compile_flags, compile_source
 from relayc.backend.cuda.report import parse_log
 from relayc.backend.kernels import split_kernels
-from relayc.backend.runtime.sizes import evaluate, read_size
+from relayc.backend.runtime.sizes import SizeReader, evaluate
 from relayc.backend.target import Target
 from relayc.te.errors import CompileError
 from relayc.te.ir import PassContext
@@ -48,7 +48,7 @@ def test_the_table_has_the_launch_parameters():
     assert all(p["shape"] == ["n"] and p["dtype"] == "float32" for p in record["params"])
     (kernel,) = record["kernels"]
     assert kernel["name"] == "f_kernel0" and kernel["block"] == [64, 1, 1] and kernel["dynamic_shared"] == 0
-    assert kernel["grid"] == [["//", ["+", "n", 63], 64], 1, 1]
+    assert kernel["grid"] == [("//", ("+", "n", 63), 64), 1, 1]
     assert sorted(map(str, kernel["arguments"])) == sorted(
         map(str, [["param", 0], ["param", 1], ["param", 2], ["size", "n", "int32"]])
     )
@@ -129,7 +129,7 @@ def test_of_versions_by_a_size_only_one_has_blocks():
     large, small = launched(64), launched(8)
     large.specialize_small(small, unless=n > 8)
     kernels = built(large, [a, c]).functions["f"]["kernels"]
-    extents = [read_size(k["grid"][0], "grid", ["n"]) for k in kernels]
+    extents = [SizeReader(["n"]).size(k["grid"][0], "grid") for k in kernels]
     grids = [[evaluate(extent, {"n": size}) for extent in extents] for size in (5, 8, 9, 100)]
     assert [k["block"][0] for k in kernels] == [64, 8]
     assert grids == [[0, 1], [0, 1], [1, 0], [2, 0]]

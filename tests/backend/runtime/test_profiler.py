@@ -92,8 +92,18 @@ def test_ceilings_say_what_limits_each_node_and_how_near_it_came():
 
 def test_the_ridge_is_where_both_ceilings_take_equally_long():
     ceilings = Ceilings(gflops=100.0, gbs=20.0)
-    assert ceilings.ridge == 5 and ceilings.least_seconds(5e9, 1e9) == pytest.approx(1e9 / 20e9)
-    assert not ceilings.is_compute_bound(4.9e9, 1e9) and ceilings.is_compute_bound(5.1e9, 1e9)
+    below, at, above = [replace(CALLS[0], flops=flops, bytes=10**9) for flops in (49 * 10**8, 5 * 10**9, 51 * 10**8)]
+    assert ceilings.ridge == 5 and ceilings.least_seconds(at) == pytest.approx(1e9 / 20e9)
+    assert not ceilings.is_compute_bound(below) and ceilings.is_compute_bound(above)
+
+
+def test_products_of_other_types_have_their_own_ceiling():
+    ceilings = Ceilings(gflops=4.0, gbs=100.0, by_type={"int8": 16.0})
+    floats, codes, doubles = [replace(CALLS[2], multiplied=name) for name in ("float32", "uint8", "float64")]
+    assert [ceilings.share(call) for call in (floats, codes, doubles)] == pytest.approx([0.25, 0.0625, 0.25])
+    assert str(ceilings) == "multiply-adds float32 4.0, int8 16.0 GFLOP/s, copy 100.0 GB/s"
+    calls = [replace(CALLS[0], multiplied="int8"), *CALLS[1:]]
+    assert Report(calls, {}, ceilings).table().splitlines()[3].split()[-2:] == ["compute", "12.5"]
 
 
 def test_the_median_of_several_reports():

@@ -217,7 +217,7 @@ def test_rows_of_shared_layers_are_an_odd_number_of_lines_apart():
     graph = arranged(dense_block())
     products = [node for node in graph.nodes if node.unshared is not None and "conv2d" in node.workload.key]
     assert {graph.strides_of(node.inputs[0])[-2] for node in products} == {144}  # nine lines; the longest row has seven
-    assert [node.flops for node in products] == [2 * 81 * 128 * (32 + 16 * n) for n in range(BLOCK)]
+    assert [node.own_workload.flops for node in products] == [2 * 81 * 128 * (32 + 16 * n) for n in range(BLOCK)]
 
 
 def test_products_of_several_depths_have_tiles_and_prefetches_like_others():

@@ -6,7 +6,9 @@ import numpy as np
 
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime.sizes import evaluate
 from relayc.relay.lowering.lower import Workload
+from relayc.te.tir import SizeVar
 
 
 def bytes_of(body: relay.Expr) -> int:
@@ -35,6 +37,16 @@ def test_the_work_of_a_product():
     x = relay.var("x", (4, 16))
     body = relay.nn.dense(x, relay.const(np.zeros((8, 16), np.float32)))
     assert Workload.of(relay.Function((x,), body)).flops == 2 * 4 * 16 * 8
+    assert Workload.of(relay.Function((x,), body)).multiplied == "float32"
+
+
+def test_work_of_dynamic_sizes_is_a_formula_of_them_in_exact_arithmetic():
+    n = SizeVar("n")
+    x, w = relay.var("x", shape=(n, 1 << 12)), relay.var("w", shape=(1 << 20, 1 << 12))
+    workload = Workload.of(relay.Function((x, w), relay.nn.dense(x, w)))
+    assert evaluate(workload.operations, {"n": 3}) == 2 * 3 << 32  # more than 32 bits hold
+    assert evaluate(workload.traffic, {"n": 3}) == 4 * ((3 << 12) + (1 << 32) + (3 << 20))
+    assert (workload.flops, workload.nbytes) == (0, 4 << 32)  # of static extents only
 
 
 def test_functions_that_differ_in_the_sign_of_zero_only_are_different():
@@ -44,3 +56,15 @@ def test_functions_that_differ_in_the_sign_of_zero_only_are_different():
     module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
     module.run(x=np.ones(4, np.float32))
     assert [bool(np.signbit(module.get_output(i).numpy()[-1])) for i in range(2)] == [False, True]
+
+
+def test_a_profile_counts_the_work_of_the_sizes_that_ran():
+    n = SizeVar("n")
+    x, w = relay.var("x", shape=(n, 64)), relay.const(np.ones((32, 64), np.float32))
+    function = relay.Function((x,), relay.nn.softmax(relay.nn.dense(x, w)))
+    module = graph_executor.GraphModule(relay.build(function, "llvm")["default"](device("cpu", 0)))
+    for rows in (3, 50):
+        product, softmax = module.profile(repeat=1, x=np.ones((rows, 64), np.float32))
+        assert (product.flops, product.bytes) == (2 * rows * 64 * 32, 4 * (rows * 64 + 64 * 32 + rows * 32))
+        assert product.shapes == f"float32[{rows},32]" and product.multiplied == "float32"
+        assert (softmax.flops, softmax.bytes, softmax.multiplied) == (0, 4 * 2 * rows * 32, "")
