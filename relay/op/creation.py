@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from relayc.relay.op.base import OpDef, OpPattern, register_op
 from relayc.relay.op.common import Array, numpy_dtype, require
 from relayc.relay.sizes import add_sizes, floor_divide, larger, product
 from relayc.relay.type import TensorType, Type
-from relayc.te.tir import Dim, PrimExpr
+from relayc.te.tir import Dim, PrimExpr, as_int
 
 __all__ = [
     "Arange", "Full", "Sizes", "arange", "full", "full_like", "ones", "ones_like", "size_tensor", "zeros", "zeros_like",
@@ -61,13 +62,24 @@ class Sizes(OpDef):
         return TensorType(self.shape, self.dtype)
 
     def compute(self) -> te.Tensor:
-        return topi.size_tensor(self.values, self.shape, self.dtype)
+        step = _common_step(self.values)
+        if step is None:
+            return topi.size_tensor(self.values, self.shape, self.dtype)
+        return topi.reshape(topi.arange(self.values[0], step, len(self.values), self.dtype), self.shape)
 
     def reference(self) -> Array:
         return np.array([int(v) for v in self.values], numpy_dtype(self.dtype)).reshape(self.shape)  # type: ignore[arg-type]
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         return None
+
+
+def _common_step(values: Sequence[Dim]) -> int | None:
+    """The constant by which each value exceeds the one before it: a range that depends on a size has one, and is
+    computed, where others are looked up. None for fewer than three values."""
+    steps = (as_int(add_sizes(b, product((-1, a)))) for a, b in itertools.pairwise(values))
+    first = next(steps, None) if len(values) > 2 else None
+    return first if first is not None and all(step == first for step in steps) else None
 
 
 @register_op("arange", pattern=OpPattern.INJECTIVE)

@@ -574,6 +574,7 @@ _BOXES, _SCORES = f32(2, 6, 4, low=0, high=3), f32(2, 3, 6, low=0, high=1)
 
 SPECIAL = [
     row("sizes", values=(3, 5, 7, 9), shape=(2, 2)),
+    row("sizes", values=(4, 1, 7), shape=(3,)), row("sizes", values=(9, 6, 3, 0), shape=(4, 1), dtype="int32"),
     row("sizes", values=(4,), shape=(), dtype="int32"),
     row("nonzero", i32(20, low=0, high=2)),
     row("nonzero", bools(9)),
