@@ -6,21 +6,23 @@ variables of the model. With canonical variables a kernel is compiled once, and 
 
 The sizes of a deep layer are long formulas of those of the input: ``(samples + 240) // 320 - 1``. If a function depends
 on ``samples`` only through that formula, the formula becomes one variable of its kernel, which is shorter for it and
-compiles in a fraction of the time. Most kernels profit from knowing that a size is a multiple of a number; convolutions
-do not, so that the same layer after one and after two upsamplings of the image is one kernel.
+compiles in a fraction of the time. The levels of a pyramid are quotients of each other: a kernel that reads several of
+them takes the size of the largest, and is the same one further down. Most kernels profit from knowing that a size is a
+multiple of a number; convolutions do not, so that the same layer after one and after two upsamplings of the image is
+one kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from relayc.relay.analysis import body_order
 from relayc.relay.bind_sizes import with_dims
 from relayc.relay.expr import Call, Function
 from relayc.relay.op.base import OpDef
-from relayc.relay.sizes import assuming, floor_divide, is_at_least, normal, product, size_variables
+from relayc.relay.sizes import add_sizes, assuming, floor_divide, is_at_least, normal, product, size_variables
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.dtype import DType
 from relayc.te.tir import (
@@ -38,6 +40,7 @@ from relayc.te.tir import (
     Sub,
     Var,
     as_dim,
+    as_int,
     convert,
 )
 
@@ -165,11 +168,11 @@ def _formulas(
     """Candidate formulas of a variable, larger ones first: subexpressions of each size that mentions it."""
     mentioning = [d for d in sizes if name in terms.names(d)]
     if mentioning:
-        stack = [min(mentioning, key=terms.length)]
+        stack = [min(mentioning, key=lambda size: (terms.length(size), _divisor(size)))]
         while stack:
             part = stack.pop()
-            suits = _has_no_factor(part) or (isinstance(part, Add | Sub) and _is_sum_of_multiples(part))
-            suits = suits or (multiples and _is_multiple(part))
+            suits = _is_rounded(part) or _is_sum_without_factor(part, terms)
+            suits = suits or (multiples and _is_multiple(part, terms))
             suits = suits and not is_at_least(1, part)  # which broadcasts
             if suits and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
                 yield part
@@ -182,28 +185,26 @@ def _operands(size: PrimExpr) -> tuple[PrimExpr, ...]:
     return (size.value,) if isinstance(size, Cast) else ()
 
 
-def _has_no_factor(size: PrimExpr) -> bool:
-    """Is it a quotient, an extremum, or a sum of one? Replacing it by a variable loses no divisibility.
-
-    A product would lose the fact that loops over it can be split without a remainder.
-    """
-    if isinstance(size, Add | Sub):
-        plus_constant = isinstance(size.b, IntImm) and isinstance(size.a, Var)
-        return plus_constant or _has_no_factor(size.a) or _has_no_factor(size.b)
-    return _is_rounded(size)
-
-
 def _is_rounded(size: PrimExpr) -> bool:
     """Is it an extremum, or a quotient by a number?"""
     return isinstance(size, Max | Min) or (isinstance(size, FloorDiv) and isinstance(size.b, IntImm))
 
 
-def _is_sum_of_multiples(size: PrimExpr) -> bool:
-    """Is it a sum of multiples of quotients and extrema? Replacing it by a multiple of a variable loses nothing either.
+def _is_sum_without_factor(size: PrimExpr, terms: _Terms) -> bool:
+    """Is it a sum of which no size is a factor? Replacing it by a multiple of a variable loses no divisibility.
+
+    A product would lose the fact that loops over it can be split without a remainder.
     """
-    if not isinstance(size, Add | Sub):
-        return _is_rounded(size.a if isinstance(size, Mul) and isinstance(size.b, IntImm) else size)
-    return _is_sum_of_multiples(size.a) and (isinstance(size.b, IntImm) or _is_sum_of_multiples(size.b))
+    return isinstance(size, Add | Sub) and not _factors(size, terms)
+
+
+def _factors(size: PrimExpr, terms: _Terms) -> frozenset[int]:
+    """The sizes, by number, that divide an expression; numbers are none."""
+    if isinstance(size, Mul):
+        return _factors(size.a, terms) | _factors(size.b, terms)
+    if isinstance(size, Add | Sub):
+        return _factors(size.a, terms) & _factors(size.b, terms)
+    return frozenset() if isinstance(size, IntImm) else frozenset((terms.number(size),))
 
 
 def _common_factor(size: PrimExpr) -> int:
@@ -215,8 +216,11 @@ def _common_factor(size: PrimExpr) -> int:
     return abs(size.value) if isinstance(size, IntImm) else 1
 
 
-def _is_multiple(size: PrimExpr) -> bool:
-    return isinstance(size, Mul) and isinstance(size.b, IntImm) and (isinstance(size.a, Var) or _has_no_factor(size.a))
+def _is_multiple(size: PrimExpr, terms: _Terms) -> bool:
+    """Is it a multiple of a variable, a rounded size or a sum of them?"""
+    if not isinstance(size, Mul) or not isinstance(size.b, IntImm):
+        return False
+    return isinstance(size.a, Var) or _is_rounded(size.a) or _is_sum_without_factor(size.a, terms)
 
 
 class _Terms:
@@ -224,6 +228,7 @@ class _Terms:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
+        self._sizes: dict[int, PrimExpr] = {}
         self._known: dict[PrimExpr, int] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._lengths: dict[int, int] = {}
@@ -236,6 +241,7 @@ class _Terms:
             parts = [self.number(part) for part in operands]
             key = (size.__class__, size.dtype, *parts) if parts else _leaf(size)
             known = self._known[size] = self._numbers.setdefault(key, len(self._numbers))
+            self._sizes.setdefault(known, size)
             own = frozenset((size.name,)) if isinstance(size, Var) else frozenset[str]()
             self._names[known] = own.union(*[self.names(part) for part in operands])
             self._lengths[known] = 1 + sum([self.length(part) for part in operands])
@@ -250,24 +256,57 @@ class _Terms:
         return self._lengths[self.number(size)]
 
     def cover(self, part: PrimExpr, sizes: Sequence[PrimExpr]) -> bool:
-        """Do the variables of `part` occur only inside of it, in all of `sizes`?"""
-        return not any(self._occur_outside(size, self.number(part), self.names(part)) for size in sizes)
+        """Do the variables of `part` occur only inside of it, or in quotients of it, in all of `sizes`?"""
+        return not any(self._occur_outside(size, part, self.names(part)) for size in sizes)
 
-    def _occur_outside(self, size: PrimExpr, part: int, names: frozenset[str]) -> bool:
+    def _occur_outside(self, size: PrimExpr, part: PrimExpr, names: frozenset[str]) -> bool:
         number = self.number(size)
-        if number == part or names.isdisjoint(self._names[number]):
+        if number == self.number(part) or names.isdisjoint(self._names[number]) or _as_quotient(size, part):
             return False
         operands = _operands(size)
         return not operands or any(self._occur_outside(child, part, names) for child in operands)
 
     def replaced(self, size: PrimExpr, made: Mapping[int, Dim]) -> Dim:
-        """The normal form of an expression with the subexpressions in `made`, by number, replaced."""
+        """The normal form of an expression with the subexpressions in `made`, by number, and quotients of them
+        replaced."""
 
         def put_in(part: PrimExpr) -> PrimExpr:
             found = made.get(self.number(part))
-            return part.rebuild(put_in) if found is None else convert(found)
+            if found is not None:
+                return convert(found)
+            for number, new in made.items() if _divisor(part) else ():
+                quotient = _as_quotient(part, self._sizes[number])
+                if quotient is not None:
+                    return convert(floor_divide(add_sizes(new, quotient.added), quotient.divisor))
+            return part.rebuild(put_in)
 
         return normal(as_dim(put_in(size)))
+
+
+class _Quotient(NamedTuple):
+    """What to add to a size before it is divided, and by what."""
+
+    added: int
+    divisor: int
+
+
+def _as_quotient(size: PrimExpr, whole: PrimExpr) -> _Quotient | None:
+    """How the quotient `size` by a number is one of the quotient `whole`; None if it is not known to be.
+
+    The sizes of a pyramid are formulas of that of the image, but each is half of the one before it:
+    ``(n + 3) // 4`` is ``((n + 1) // 2 + 1) // 2``.
+    """
+    outer, inner = _divisor(size), _divisor(whole)
+    if not inner or outer <= inner or outer % inner:
+        return None
+    assert isinstance(size, FloorDiv) and isinstance(whole, FloorDiv)
+    added = as_int(add_sizes(as_dim(size.a), product((-1, as_dim(whole.a)))))
+    return None if added is None or added % inner else _Quotient(added // inner, outer // inner)
+
+
+def _divisor(size: PrimExpr) -> int:
+    """The number by which a size is a quotient; 0 for sizes of other forms."""
+    return size.b.value if isinstance(size, FloorDiv) and isinstance(size.b, IntImm) else 0
 
 
 def _leaf(size: PrimExpr) -> Any:

@@ -132,6 +132,31 @@ def test_a_sum_of_multiples_becomes_a_multiple_of_one_variable() -> None:
     assert product((4, names["#0"])) is total
 
 
+def test_a_sum_of_products_becomes_a_variable() -> None:
+    """Images of several sides as rows of one product: of the sum nothing is known to be a factor."""
+    n, m = SizeVar("n"), SizeVar("m")
+    halves = [product([floor_divide(add_sizes(size, side - 1), side) for size in (n, m)]) for side in (2, 4, 8)]
+    renamed, names = CanonicalSizes().rename(bent(add_sizes(*halves), 8))
+    assert str(renamed) == str(CanonicalSizes().rename(bent(n, 8))[0])
+    assert names == {"#0": add_sizes(*halves)}
+    tiles = add_sizes(product((n, floor_divide(m, 2))), product((n, floor_divide(m, 3))))
+    assert CanonicalSizes().rename(bent(tiles, 8))[1] == {"#0": n, "#1": m}, "a multiple of n"
+
+
+def test_levels_of_a_pyramid_become_quotients_of_the_largest() -> None:
+    def joined(size: Dim, half: Dim, eighth: Dim) -> relay.Function:
+        params = [relay.var(f"x{i}", (d, 8)) for i, d in enumerate((half, size, eighth))]
+        return relay.Function(tuple(params), op.concatenate(params, axis=0))
+
+    n = SizeVar("n")
+    first = joined(n, floor_divide(n + 1, 2), floor_divide(n + 7, 8))
+    third = joined(floor_divide(n + 3, 4), floor_divide(n + 7, 8), floor_divide(n + 31, 32))
+    renamed, names = CanonicalSizes().rename(third)
+    assert str(renamed) == str(CanonicalSizes().rename(first)[0])
+    assert names == {"#0": floor_divide(n + 3, 4)}
+    assert CanonicalSizes().rename(joined(n // 4, n // 8, (n + 1) // 16))[1] == {"#0": n}, "not a quotient of n // 4"
+
+
 def test_a_size_of_at_most_one_is_not_unified() -> None:
     n = SizeVar("n")
     x, y = relay.var("x", (smaller(n, 1), 4)), relay.var("y", (n, 4))
