@@ -46,6 +46,15 @@ class _Guard:
 
     condition: PrimExpr
     inner: Mapping[Var, Range]
+    """those loops, outer ones first"""
+
+    @property
+    def is_outside_of_dynamic_loop(self) -> bool:
+        """Is it decided by loops between, around one of dynamic extent? Beside that one it takes no time, and cutting
+        the loops that decide it takes less code than a version of all."""
+        extents = [range_.extent for range_ in self.inner.values()]
+        deciding = [i for i, var in enumerate(self.inner) if _mentions(self.condition, (var,))]
+        return bool(deciding) and any(ops.as_int(extent) is None for extent in extents[deciding[-1] + 1 :])
 
 
 class _GuardCollector(Visitor[None]):
@@ -340,6 +349,8 @@ class _Partitioner(Mutator):
         solved: set[int] = set()
         tests: list[PrimExpr] = []
         for guard in self._guards(var, body, hinted)[0]:
+            if guard.is_outside_of_dynamic_loop and var is not None:
+                continue
             holds = self.analyzer.worst_case(guard.condition, guard.inner)
             if holds is None or (isinstance(holds, IntImm) and not holds.value):
                 continue

@@ -247,6 +247,20 @@ def test_parallel_loops_are_versioned_on_their_guards():
     ]
 
 
+def test_parallel_loops_have_one_version_where_a_guard_is_outside_of_a_dynamic_loop():
+    n = SizeVar("n")
+    b = decl_buffer((30, n), name="B")
+    k = Var("k")
+    guarded = IfThenElse(call_intrin("bool", "likely", i * 8 + j < 30), BufferStore(b, const(1.0), (i * 8 + j, k)))
+    rows = loop(j, 8, For(k, const(0), n, ForKind.SERIAL, guarded))
+    assert lines(loop_partition(function(loop(i, 4, rows, ForKind.PARALLEL), b))) == [
+        "    for i in parallel(4):",
+        "        for j in range(min(8, 30 - i * 8)):",
+        "            for k in range(n):",
+        "                B[i * 8 + j, k] = 1.0",
+    ]
+
+
 @pytest.mark.parametrize("kind", [ForKind.SERIAL, ForKind.PARALLEL])
 def test_the_last_iteration_is_peeled_on_a_pragma(kind: ForKind):
     a = decl_buffer((19,), name="a")
