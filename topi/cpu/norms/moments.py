@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.topi.cpu.column_blocks import Columns
-from relayc.topi.cpu.common import parallel, parallel_outer
+from relayc.topi.cpu.common import attach, parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next, rows_of_whole_lines
-from relayc.topi.cpu.reductions.lines import add_up_lines
+from relayc.topi.cpu.reductions.lines import add_up_groups, add_up_lines
 from relayc.topi.cpu.reductions.parts import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
@@ -212,5 +212,19 @@ def _schedule_moments(
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
         elif at is not None:
             add_up_lines(s, statistic, lanes)
+        elif isinstance(extent_of(op.axis[-1]), int) and not all(isinstance(extent_of(a), int) for a in op.reduce_axis):
+            _combine_parts(s, statistic, lanes)
         else:
             reduce_across(s, statistic, [statistic], target)
+
+
+def _combine_parts(s: te.Schedule, statistic: te.Tensor, lanes: int) -> None:
+    """Compute a sum over a dynamic number of parts, which takes little time beside that of the parts, in little code.
+    """
+    total = s.cache_write(statistic, "local")
+    *outer, columns = s[statistic].op.axis
+    vectorize_elements(s, statistic, columns, extent_of(columns), lanes)
+    row = s[statistic].fuse(*outer)
+    s[statistic].parallel(row)
+    attach(s, total, statistic, row)
+    add_up_groups(s, total, lanes)

@@ -14,7 +14,7 @@ from relayc.topi.groups import constant_size, extent_of, iterations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_up_in_registers", "add_up_lines", "even_part", "lines_per_step", "partial_results"]
+__all__ = ["add_up_groups", "add_up_in_registers", "add_up_lines", "even_part", "lines_per_step", "partial_results"]
 
 _LINES = 8
 """Lines that a reduction along a strided axis takes at once: partial results are loaded and stored once for all."""
@@ -22,6 +22,8 @@ _LONG, _BLOCK = 512, 1024
 """Least lines whose float sums go by blocks, and the most lines of a block. Dynamic sizes count as long."""
 _PARTS = 4
 """Blocks of the lines of a single dynamic dimension: they halve the errors of long sums and cost short ones little."""
+_LINES_OF_GROUP = 32
+"""Lines whose sums are added up where there is little to add up."""
 _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
 """Least and most bytes between the lines taken at once, where lines are shorter: the hardware prefetcher follows one
 stream per page."""
@@ -73,6 +75,17 @@ def _add_up_in_blocks(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te
     attach(s, few, tensor, _vectorize_columns(s, tensor, over, lanes))
     reduce_by_vectors(s, few, unrolled=_LINES)
     return few, s[few].op.reduce_axis[0]
+
+
+def add_up_groups(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """Add up a dynamic number of lines that are few beside what they were computed from, in as little code as possible:
+    line by line, and group by group for the sake of rounding errors."""
+    *outer, last = s[tensor].op.reduce_axis
+    groups = partial_results(s, tensor, *(outer or [s[tensor].split(last, factor=_LINES_OF_GROUP)[0]]))
+    (number,) = s[tensor].op.reduce_axis
+    _vectorize_columns(s, tensor, [number], lanes)
+    attach(s, groups, tensor, number)
+    _vectorize_columns(s, groups, s[groups].op.reduce_axis, lanes)
 
 
 def _vectorize_columns(s: te.Schedule, tensor: te.Tensor, over: Sequence[te.IterVar], lanes: int) -> te.IterVar:
