@@ -9,6 +9,7 @@ from relayc.relay.lowering.graph import ExecutionGraph
 from relayc.relay.lowering.kv_cache import PlaceKVCaches
 from relayc.relay.lowering.share_extents import ShareExtents
 from relayc.relay.lowering.share_kernels import ShareKernels, ShareSlices
+from relayc.relay.lowering.share_positions import SharePositions
 from relayc.relay.lowering.space_rows import SpaceRows
 from relayc.te.ir import IRModule, Pass, Sequential
 
@@ -27,6 +28,7 @@ def graph_passes(target: Target) -> tuple[Pass, ...]:
         *((AliasViews(),) if target.device_kind == "cpu" else ()),
         *((SliceOpenBatches(target),) if "cpu" in target.keys else ()),  # behind views, which take nodes away
         ShareSlices(),  # only slices that have not become views are kernels
+        *((SharePositions(),) if target.device_kind == "cpu" else ()),
         *((SpaceRows(), ShareExtents()) if "avx512f" in target.features else ()),  # whose masks cost little
     )
 

@@ -71,7 +71,8 @@ class Workload:
 
     @property
     def largest_extents(self) -> Mapping[str, int]:
-        """The largest values of the size variables that stand for extents: see `relay.lowering.share_extents`."""
+        """The largest values of the size variables that stand for extents and positions: see
+        `relay.lowering.share_extents` and `share_positions`."""
         return dict(self.function.attrs.get("extents", ()))
 
     @cached_property

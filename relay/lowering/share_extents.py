@@ -38,7 +38,7 @@ from relayc.te.ir.decisions import is_recording, note
 from relayc.te.tir import Dim, SizeVar
 from relayc.topi.groups import likely_rows
 
-__all__ = ["FEWEST_STATIC", "ShareExtents", "open_axes", "outlined"]
+__all__ = ["FEWEST_STATIC", "ShareExtents", "as_sizes", "open_axes", "outlined"]
 
 FEWEST_STATIC = 4
 """Fewest functions of static shapes that share a kernel. One kernel of any of some extents takes little longer to
@@ -192,27 +192,9 @@ def _open_form(call: Call) -> tuple[OpDef, Sequence[Sequence[int]]]:
 
 
 def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Workload, Mapping[str, int]]]]:
-    """The function that replaces functions equal up to extents.
-
-    An extent is its least value and a multiple of a variable, the same one for extents that grow together: divisors
-    and bounds are in the expression.
-    """
+    """The function that replaces functions equal up to extents, and the values of its variables for each of them."""
     function = group[0].workload.function
-    known = sizes_of(function)
-    names = (name for n in count() if (name := f"#{n}") not in known)
-    dtype = next((variable.dtype for variable in known.values()), INT32)
-    variables: dict[tuple[int, ...], SizeVar] = {}
-    extents: list[Dim] = []
-    for column in zip(*[each.extents for each in group], strict=True):
-        least = min(column)
-        step = math.gcd(*[extent - least for extent in column])
-        if not step:
-            extents.append(least)
-            continue
-        steps = tuple([(extent - least) // step for extent in column])
-        if steps not in variables:
-            variables[steps] = SizeVar(next(names), dtype, most=max(steps))
-        extents.append(add_sizes(least, product((step, variables[steps]))))
+    extents, variables = as_sizes(function, [each.extents for each in group])
     generic = _with_extents(function, extents, tuple(variables.values()))
     if generic is None:
         return
@@ -221,6 +203,32 @@ def _generalized(group: Sequence[_Abstracted]) -> Iterator[tuple[str, tuple[Work
         note("extents are arguments", common.name, node=f"{each.workload.name} {each.extents}")
     for i, each in enumerate(group):
         yield each.workload.key, (common, {v.name: steps[i] for steps, v in variables.items()})
+
+
+def as_sizes(
+    function: Function, numbers: Sequence[Sequence[int]]
+) -> tuple[list[Dim], dict[tuple[int, ...], SizeVar]]:
+    """Sizes that stand for the `numbers` of several functions alike, `function` being one; and the variables in them,
+    by their values for each function.
+
+    A size is the least value and a multiple of a bounded variable, the same one for numbers that grow together.
+    """
+    known = sizes_of(function)
+    names = (name for n in count() if (name := f"#{n}") not in known)
+    dtype = next((variable.dtype for variable in known.values()), INT32)
+    variables: dict[tuple[int, ...], SizeVar] = {}
+    sizes: list[Dim] = []
+    for column in zip(*numbers, strict=True):
+        least = min(column)
+        step = math.gcd(*[number - least for number in column])
+        if not step:
+            sizes.append(least)
+            continue
+        steps = tuple([(number - least) // step for number in column])
+        if steps not in variables:
+            variables[steps] = SizeVar(next(names), dtype, most=max(steps))
+        sizes.append(add_sizes(least, product((step, variables[steps]))))
+    return sizes, variables
 
 
 def _with_extents(
@@ -251,5 +259,5 @@ def _with_extents(
             attributes = op.attributes().items()
             changed = {n: next(left) for n, v in attributes if n in op.open_attributes and _is_extent(v)}
             done[id(e)] = Call(op.replace(**changed) if changed else op, tuple(args), span=e.span)
-    bounds = tuple([(variable.name, variable.most) for variable in variables])
+    bounds = (*function.attrs.get("extents", ()), *[(variable.name, variable.most) for variable in variables])
     return Function(tuple(params), done[id(function.body)], {**function.attrs, "extents": bounds})
