@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from relayc.frontends.onnx.node import OnnxNode
@@ -22,6 +22,10 @@ Pool = Callable[..., Expr]
 _MAX: dict[int, Pool] = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
 _AVERAGE: dict[int, Pool] = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+
+_MOST_TAPS = 1024
+"""Most elements of a window that is reduced at once; larger ones are reduced axis by axis, which takes the sum of their
+sides for each result in place of the product."""
 
 
 @converter("MaxPool", since=1)
@@ -56,7 +60,7 @@ def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) ->
 def max_pool_of(node: OnnxNode, x: Expr) -> Expr:
     """The maximum of each window of `x` under the node's attributes."""
     window = _window(node, x)
-    return _by_rank(node, _MAX, window)(window.bordered(x, _least(x)), **_attributes(node, window))
+    return _pooled(_by_rank(node, _MAX, window), window.bordered(x, _least(x)), _attributes(node, window))
 
 
 def _least(x: Expr) -> float:
@@ -118,11 +122,11 @@ def average_pool_of(node: OnnxNode, x: Expr) -> Expr:
     window = _window(node, x)
     function = _by_rank(node, _AVERAGE, window)
     include = node.attr_bool("count_include_pad", False)
-    result = function(window.bordered(x, 0.0), **_attributes(node, window), count_include_pad=include)
+    result = _pooled(function, window.bordered(x, 0.0), {**_attributes(node, window), "count_include_pad": include})
     if include or not window.border:
         return result
     inside = window.bordered(op.ones((1, 1, *x.shape[2:]), str(x.dtype)), 0.0)
-    return op.divide(result, function(inside, **_attributes(node, window)))
+    return op.divide(result, _pooled(function, inside, _attributes(node, window)))
 
 
 @converter("LpPool", since=1)
@@ -163,6 +167,24 @@ def _attributes(node: OnnxNode, window: Window) -> dict[str, Any]:
         "layout": _LAYOUTS[window.rank],
         "ceil_mode": node.attr_bool("ceil_mode", False),
     }
+
+
+def _pooled(function: Pool, x: Expr, attributes: dict[str, Any]) -> Expr:
+    """A maximum or mean of each window. Large windows are reduced axis by axis: all rows of one have as many elements
+    inside of the image, so that the mean of their means is that of the window."""
+    kernel = attributes["pool_size"]
+    if math.prod(kernel) <= _MOST_TAPS:
+        return function(x, **attributes)
+    others = {"pool_size": 1, "strides": 1, "dilation": 1, "padding": 0}
+    for axis in range(len(kernel)):
+        along = {name: _along(attributes[name], axis, len(kernel), other) for name, other in others.items()}
+        x = function(x, **{**attributes, **along})
+    return x
+
+
+def _along(values: Sequence[int], axis: int, rank: int, other: int) -> tuple[int, ...]:
+    """An attribute of windows for one axis, with the value `other` for the other ones."""
+    return tuple([value if a % rank == axis else other for a, value in enumerate(values)])
 
 
 @converter("GlobalAveragePool")
