@@ -49,7 +49,8 @@ class KVCaches:
         self._bound: dict[str, int] | None = None
         """the sizes of inputs that the arrays have room for, `_step` rows at a time"""
         self._room = self._step = self._added = self._reserved = 0
-        self.length = 0
+        self.length = self._written = 0
+        """rows that are valid; rows that runs have written to, more after a truncation or a run that was left"""
 
     def __contains__(self, position: int) -> bool:
         return position in self._caches
@@ -69,10 +70,25 @@ class KVCaches:
         """
         lengths = dict.fromkeys(self._lengths, self.length)
         bound = {name: _shape_of(inputs[position])[axis] for name, position, axis in self._sources}
+        if self._written > self.length:
+            self._clear()
         if bound != self._bound or self.length + self._step > self._room:
             self._make_room(bound, lengths)
         self._added = self._step
+        self._written = self.length + self._step
         return lengths
+
+    def _clear(self) -> None:
+        """Write zeros behind the valid rows: where a run appends fewer rows to one entry of a batch than to another,
+        what is left there is read, and masked. That makes nothing of any number, but not of NaN."""
+        for position, held in self.arrays.items():
+            cache = self._caches[position]
+            count, room = math.prod(held.shape[: cache.axis]), row_bytes(held, cache.axis)
+            begin, row = (n * row_bytes(held, cache.axis + 1) for n in (self.length, 1))
+            width = min(self._written * row, room) - begin
+            if held.shape[_entries_axis(held.shape)] > 1 and width > 0:
+                nothing = zeros((count, width), "uint8", self._device)
+                copy_strided(nothing, 0, width, held._create_view((count, room), "uint8"), begin, room, width, count)
 
     def _make_room(self, bound: dict[str, int], lengths: dict[str, int]) -> None:
         """Make room for a run on inputs of other sizes than the last run's, or on more rows."""
@@ -143,7 +159,7 @@ class KVCaches:
             arrays[cache.position] = array(np.ascontiguousarray(value), self._device)
         if len(lengths) > 1:
             raise ArgumentError(f"caches of {sorted(lengths)} rows; expected one number for all")
-        self.length = self._room = lengths.pop() if lengths else 0
+        self.length = self._room = self._written = lengths.pop() if lengths else 0
         self.arrays, self._bound = arrays, None
 
     def truncate(self, length: int) -> None:

@@ -187,3 +187,17 @@ def test_tables_of_an_if_are_read_in_place():
         rows[count] = expected(np.concatenate([*turned, v], 1).reshape(count, -1), count, 99)
         chosen.truncate_caches()
         np.testing.assert_allclose(chosen(x, **told([count], count))[0].numpy()[0], rows[count], rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_of_rows_that_were_taken_back_is_read(where):
+    """Behind the end of a shorter entry of a batch lies what an earlier run wrote there: NaN is not masked away."""
+    run, fresh = (executor(grouped_model(), where, caches="auto") for _ in range(2))
+    unfit = np.full((2, 20, WIDTH), np.nan, np.float32)
+    for new, lengths in ((5, [3, 5]), (1, [4, 6]), (1, [5, 7])):
+        kept = run.cache_length
+        run.run(x=unfit, **told([kept + 20] * 2, kept + 20))
+        run.truncate_caches(kept)
+        x = positions(new, 2)
+        for each in (run, fresh):
+            each.run(x=x, **told(lengths, max(lengths)))
+        np.testing.assert_array_equal(run.get_output(0).numpy(), fresh.get_output(0).numpy())
