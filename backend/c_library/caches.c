@@ -21,14 +21,28 @@ static const struct cache_info cache_infos[CACHE_COUNT] = {
 @infos@
 };
 
+/* The product of a cache's sizes from axis `first` to axis `last`, exclusively. */
+static int64_t cache_items(const struct cache *cache, int32_t first, int32_t last) {
+  int64_t items = 1;
+  for (int32_t axis = first; axis < last; ++axis) items *= cache->shape[axis];
+  return items;
+}
+
 /* Copies the first `length` rows of a cache to memory for more of them. */
 static void move_rows(const struct cache_info *info, const struct cache *from, const struct cache *to, int64_t length) {
-  int64_t blocks = 1, row = info->item_bytes;
-  for (int32_t axis = 0; axis < info->axis; ++axis) blocks *= to->shape[axis];
-  for (int32_t axis = info->axis + 1; axis < info->rank; ++axis) row *= to->shape[axis];
+  int64_t blocks = cache_items(to, 0, info->axis), row = info->item_bytes * cache_items(to, info->axis + 1, info->rank);
   for (int64_t k = 0; k < blocks; ++k)
     memcpy(to->memory.start + k * to->shape[info->axis] * row, from->memory.start + k * from->shape[info->axis] * row,
            (size_t)(length * row));
+}
+
+/* Writes zeros where a run appends rows. It may append fewer to one entry of a batch than to another: what lies behind
+ * the shorter one is read, and masked, which makes nothing of any number, but not of NaN. */
+static void clear_rows(const struct cache_info *info, const struct cache *cache, int64_t length, int64_t added) {
+  int64_t blocks = cache_items(cache, 0, info->axis), room = cache->shape[info->axis];
+  int64_t row = info->item_bytes * cache_items(cache, info->axis + 1, info->rank);
+  for (int64_t k = 0; k < blocks; ++k)
+    memset(cache->memory.start + (k * room + length) * row, 0, (size_t)(added * row));
 }
 
 /* Gives a cache this shape, and keeps its rows. */
@@ -60,6 +74,7 @@ static int lay_out_caches(struct caches *caches, int64_t (*shapes)[MODEL_MAX_RAN
   for (int32_t k = 0; k < CACHE_COUNT; ++k) {
     shapes[k][cache_infos[k].axis] = room;
     TRY(reshape_cache(&cache_infos[k], &caches->each[k], shapes[k], caches->length));
+    clear_rows(&cache_infos[k], &caches->each[k], caches->length, added[0]);
   }
   caches->room = room;
   caches->added = added[0];

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import relayc
 from relayc.backend.runtime import CompiledModel, GraphModule
 from tests.c_library.library import CError, Context, Library
 from tests.c_library.models import Model, floats
 from tests.c_library.sanitized import build, run
+from tests.frontends.microsoft.test_microsoft_grouped_caches import grouped_model, told
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="libraries are made for Linux"),
@@ -107,6 +109,27 @@ def test_steps_have_the_bits_of_the_executor(model: CompiledModel, library: Libr
     decoder.truncate(0)
     for new in (3, 1):  # another batch
         decoder.step(3, new)
+
+
+def test_nothing_of_rows_that_were_taken_back_is_read(tmp_path: Path) -> None:
+    """Behind the end of a shorter entry of a batch lies what was in memory before: NaN is not masked away."""
+    model = relayc.compile_onnx(grouped_model(), "llvm -num-cores=1", caches="auto")
+    model.export_c(tmp_path / "made", "grouped")
+    context, executor = Library(tmp_path / "made", "grouped").create(), GraphModule.of(model)
+    names = list(executor.get_input_info()[0])
+
+    def run(x: np.ndarray, lengths: list[int]) -> np.ndarray:
+        passed = {"x": x, **told(lengths, max(lengths))}
+        (result,) = context.run([passed[name] for name in names])
+        return result
+
+    for new, lengths in ((5, [3, 5]), (1, [4, 6]), (1, [5, 7])):
+        kept = length_of(context)
+        run(np.full((2, 20, 64), np.nan, np.float32), [kept + 20] * 2)
+        truncate(context, kept)
+        x = floats(np.random.default_rng(new), 2, new, 64)
+        wanted = executor.infer({"x": x, **told(lengths, max(lengths))})[0]
+        np.testing.assert_array_equal(run(x, lengths), wanted)
 
 
 def test_a_clone_begins_without_rows(model: CompiledModel, library: Library) -> None:
