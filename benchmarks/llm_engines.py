@@ -264,8 +264,12 @@ def _tokens(session: Session, context: int, steps: int, file: str) -> None:
 def _serve(engine: str, kind: str, folder: Path) -> None:
     session = ENGINES[engine](kind, folder)
     print("{}", flush=True)
+    before = ""
     for line in sys.stdin:
         command, *arguments = line.split()
+        if command in ("prefill", "decode") and arguments[0] != before:
+            before = arguments[0]
+            session.begin(_prompt(int(before), 1))  # makes the caches of another batch, which is not measured
         answer: dict[str, float] = {}
         if command == "prefill":
             answer["seconds"] = _prefill(session, *map(int, arguments))
