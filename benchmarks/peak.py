@@ -13,11 +13,10 @@ import platform
 import statistics
 import time
 
-import llvmlite.binding as llvm
 import numpy as np
 
 from relayc import relay
-from relayc.backend.llvm.ceilings import FmaLoop, StreamingCopy
+from relayc.backend.llvm.ceilings import FmaLoop, StreamingCopy, engine_of
 from relayc.backend.runtime import device, graph_executor, num_threads
 
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
@@ -37,12 +36,7 @@ class TileLoop:
 
     def __init__(self, rows: int, vectors: int, lanes: int) -> None:
         self.rows, self.vectors, self.lanes = rows, vectors, lanes
-        llvm.initialize_native_asmparser()
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-        )
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(self.assembly()), machine)
-        self._engine.finalize_object()
+        self._engine = engine_of(self.assembly())
         signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         self._function = signature(self._engine.get_function_address("tile"))
         self._data = [np.zeros(n * _STEPS + lanes, np.float32) for n in (rows, vectors * lanes)]

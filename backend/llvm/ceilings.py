@@ -18,15 +18,15 @@ import numpy as np
 from relayc.backend.runtime.ceilings import Ceilings, instructions_for
 from relayc.backend.target import Target
 
-__all__ = ["CeilingMeter", "FmaLoop", "MultiplyLoop", "StreamingCopy"]
+__all__ = ["CeilingMeter", "FmaLoop", "MultiplyLoop", "StreamingCopy", "engine_of"]
 
 _CHAINS = 12
 """Number of independent accumulators: more than latency times ports, fewer than there are registers."""
+_SUMS = 14
+"""Those of `MultiplyLoop`, each in a register of the first sixteen, beside two factors: dot products take longer."""
 _ROUNDS = 1_000_000
 _COPY_BYTES = 128 << 20
 """Bytes copied: several times the cache size of most machines."""
-_STEPS = 16
-"""Multiply-adds of an iteration of `MultiplyLoop`, as many sums in vectors: as `_CHAINS`."""
 _LOOP_OPERATIONS = 1 << 30
 """Operations of a run of `MultiplyLoop`, which then takes milliseconds."""
 _WHOLE_TILES = b"\1" + bytes(15) + 8 * b"\x40\0" + bytes(16) + 8 * b"\x10" + bytes(8)
@@ -46,16 +46,14 @@ class _Multiply:
 
     def assembly(self) -> str:
         """LLVM IR of a loop of the instruction: a function of a number of rounds and of `_WHOLE_TILES`."""
-        if self.registers == "tmm":
+        kind, used = self.registers, range(2 + _SUMS)
+        if kind == "tmm":
             before, after = ["ldtilecfg ($2)"], ["tilerelease"]
-            steps = [f"{self.name} %tmm{6 + i % 2}, %tmm{4 + i // 2 % 2}, %tmm{i % 4}" for i in range(_STEPS)]
+            steps = [f"{self.name} %tmm{6 + i % 2}, %tmm{4 + i // 2 % 2}, %tmm{i % 4}" for i in range(_SUMS)]
         else:
-            kind, sums = self.registers, 16 if self.registers == "zmm" else _CHAINS
-            before = [f"vpxor %xmm{i}, %xmm{i}, %xmm{i}" for i in range(2 if sums > 14 else 2 + sums)]
-            before += [f"vpxord %zmm{2 + i}, %zmm{2 + i}, %zmm{2 + i}" for i in range(sums if sums > 14 else 0)]
-            after = ["vzeroupper"]
-            steps = [f"{self.name} %{kind}0, %{kind}1, %{kind}{2 + i % sums}" for i in range(_STEPS)]
-        clobbered = ",".join(f"~{{xmm{i}}}" for i in range(32 if self.registers == "zmm" else 16))
+            before, after = [f"vpxor %xmm{i}, %xmm{i}, %xmm{i}" for i in used], ["vzeroupper"]
+            steps = [f"{self.name} %{kind}0, %{kind}1, %{kind}{i}" for i in used[2:]]
+        clobbered = ",".join(f"~{{xmm{i}}}" for i in used)
         text = "\\0A".join([*before, "1:", *steps, "decq $0", "jnz 1b", *after])
         changed = f"=&r,0,r,{clobbered},~{{flags}},~{{memory}}"
         call = f'call i64 asm sideeffect "{text}", "{changed}"(i64 %rounds, ptr %tiles)'
@@ -75,6 +73,19 @@ _MULTIPLIES = {
     ),
 }  # fmt: skip
 """The instructions of x86-64 by the type of their elements, the widest first."""
+
+
+def engine_of(assembly: str) -> llvm.ExecutionEngine:
+    """LLVM IR compiled for this machine; its functions live as long as the engine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(assembly), machine)
+    engine.finalize_object()
+    return engine
 
 
 def _assembly(lanes: int) -> str:
@@ -111,15 +122,10 @@ class FmaLoop:
     """A loop of only vector multiply-adds, run on each of `threads` threads."""
 
     def __init__(self, threads: int = 1) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
         features = llvm.get_host_cpu_features()
         self.lanes = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
         self.threads = threads
-        target = llvm.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features.flatten(), opt=3)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_assembly(self.lanes)), machine)
-        self._engine.finalize_object()
+        self._engine = engine_of(_assembly(self.lanes))
         signature = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_int64, ctypes.c_float)
         self._function = signature(self._engine.get_function_address("fma_loop"))
 
@@ -136,15 +142,8 @@ class MultiplyLoop:
     """
 
     def __init__(self, multiply: _Multiply, threads: int = 1) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        llvm.initialize_native_asmparser()
-        self._operations, self._threads = multiply.operations * _STEPS, threads
-        machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-        )
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(multiply.assembly()), machine)
-        self._engine.finalize_object()
+        self._operations, self._threads = multiply.operations * _SUMS, threads
+        self._engine = engine_of(multiply.assembly())
         signature = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
         self._function = signature(self._engine.get_function_address("loop"))
 

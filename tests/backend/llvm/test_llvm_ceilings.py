@@ -7,7 +7,7 @@ import platform
 import llvmlite.binding as llvm
 import pytest
 
-from relayc.backend.llvm.ceilings import _MULTIPLIES, CeilingMeter, MultiplyLoop
+from relayc.backend.llvm.ceilings import _MULTIPLIES, _SUMS, CeilingMeter, MultiplyLoop
 
 on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the loops are x86-64 assembly")
 
@@ -22,7 +22,7 @@ def test_loops_assemble_for_processors_that_have_the_instruction(multiply):
         cpu="sapphirerapids", features="+avxvnni"
     )
     text = machine.emit_assembly(llvm.parse_assembly(multiply.assembly()))
-    assert text.count(multiply.name.split()[-1]) == 16
+    assert text.count(multiply.name.split()[-1]) == _SUMS
 
 
 @on_x86
