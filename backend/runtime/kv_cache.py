@@ -84,8 +84,8 @@ class KVCaches:
         for position, held in self.arrays.items():
             cache = self._caches[position]
             count, room = math.prod(held.shape[: cache.axis]), row_bytes(held, cache.axis)
-            begin, row = (n * row_bytes(held, cache.axis + 1) for n in (self.length, 1))
-            width = min(self._written * row, room) - begin
+            row = row_bytes(held, cache.axis + 1)
+            begin, width = self.length * row, min(self._written * row, room) - self.length * row
             if held.shape[_entries_axis(held.shape)] > 1 and width > 0:
                 nothing = zeros((count, width), "uint8", self._device)
                 copy_strided(nothing, 0, width, held._create_view((count, room), "uint8"), begin, room, width, count)

@@ -16,7 +16,7 @@ from relayc.backend.runtime.fields import damaged
 
 __all__ = [
     "MAX_ELEMENTS", "MAX_EXTENT", "Size", "SizeReader", "SizeValues", "SizeWriter", "evaluate", "extent", "is_static",
-    "readable_shape", "size_text", "substitute", "variables",
+    "readable_shape", "readable_size", "size_text", "substitute", "variables",
 ]  # fmt: skip
 
 MAX_ELEMENTS = (1 << 31) - 1
@@ -180,6 +180,11 @@ def size_text(size: Size) -> str:
     return f"({size_text(a)} {op} {size_text(b)})"
 
 
+def readable_size(size: Size) -> int | str:
+    """A size for users and for JSON: the number, or a formula as text."""
+    return size if isinstance(size, int) else size_text(size)
+
+
 def readable_shape(shape: Sequence[Size]) -> list[int | str]:
-    """A shape for users and for JSON: known sizes, and others as text."""
-    return [d if isinstance(d, int) else size_text(d) for d in shape]
+    """The sizes of a shape for users and for JSON."""
+    return [readable_size(d) for d in shape]

@@ -17,11 +17,12 @@ from relayc.relay.expr import Call, Constant, Expr, Function, Var
 from relayc.relay.op.common import check_axes
 from relayc.relay.op.nn.norm import LRN, L2Normalize, LayerNorm, LogSoftmax, RMSNorm, Softmax, Standardize
 from relayc.relay.op.transform import Transpose
-from relayc.relay.sizes import is_at_least, product
+from relayc.relay.sizes import product
 from relayc.relay.transform.function_pass import FunctionPass
 from relayc.relay.type import TensorType
 from relayc.te.ir import PassContext
 from relayc.te.tir import Dim
+from relayc.topi.utils import is_at_most_one
 
 __all__ = ["CollapseDimensions", "rebuilt"]
 
@@ -88,7 +89,7 @@ class _Tensor:
 
     def has_in_order(self, first: int, second: int, lasting: Sequence[int]) -> bool:
         """Are these two dimensions adjacent, ignoring those not in `lasting`, or are both broadcast?"""
-        broadcast = [_is_broadcast(self.size(place)) for place in (first, second)]
+        broadcast = [is_at_most_one(self.size(place)) for place in (first, second)]
         if any(broadcast):
             return all(broadcast)
         own = [place for place in self.places if place in lasting]
@@ -101,10 +102,6 @@ class _Tensor:
     def shape(self, groups: Sequence[Sequence[int]]) -> tuple[Dim, ...]:
         """The sizes of the groups, in that order."""
         return tuple([product([self.size(place) for place in groups[g]]) for g in self.order(groups)])
-
-
-def _is_broadcast(size: Dim) -> bool:
-    return size == 1 if isinstance(size, int) else is_at_least(1, size)
 
 
 def _transposes(e: Expr) -> bool:

@@ -10,7 +10,7 @@ from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.graph import GraphNode
 from relayc.backend.runtime.module import Module
 from relayc.backend.runtime.quantities import bytes_text, counted
-from relayc.backend.runtime.sizes import readable_shape
+from relayc.backend.runtime.sizes import readable_shape, readable_size
 
 __all__ = ["code_module", "kernel_lines", "kernel_records"]
 
@@ -74,7 +74,8 @@ def kernel_records(compiled: CompiledModel, part: str | None) -> list[dict[str, 
                 {"dtype": t.dtype, "shape": readable_shape(t.shape)}
                 for t in (compiled.graph.tensors[index] for index in node.outputs)
             ],
-            **dict(zip(("flops", "bytes"), readable_shape((node.flops, node.bytes)), strict=True)),
+            "flops": readable_size(node.flops),
+            "bytes": readable_size(node.bytes),
             **({"decisions": [d.to_json() for d in decisions[node.func]]} if node.func in decisions else {}),
         }
         for node in compiled.graph.nodes

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.backend.runtime.dtype import to_numpy
 from relayc.backend.runtime.graph import Graph, GraphTensor
-from relayc.backend.runtime.sizes import readable_shape
+from relayc.backend.runtime.sizes import readable_shape, readable_size
 
 __all__ = ["graph_as_onnx"]
 
@@ -49,11 +49,10 @@ def _names(graph: Graph) -> list[str]:
 
 def _node(graph: Graph, number: int, names: list[str]) -> NodeProto:
     node = graph.nodes[number]
-    flops, nbytes = readable_shape((node.flops, node.bytes))
     return helper.make_node(
         "+".join(node.ops) or node.func, [names[i] for i in node.inputs], [names[i] for i in node.outputs],
         name=node.name, domain=_DOMAIN, kernel=node.func, nodes=list(node.sources), order=number,
-        flops=flops, bytes=nbytes,
+        flops=readable_size(node.flops), bytes=readable_size(node.bytes),
     )  # fmt: skip
 
 
