@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from relayc.te.ir.node import Node
 from relayc.te.operation import ComputeOp, ExternOp, Operation, ScanOp
 from relayc.te.tensor import Tensor
 from relayc.te.tir.expr import PrimExpr, ProducerLoad, Var
@@ -22,10 +23,13 @@ class _ReadMapping(Substitution):
 
     def visit_Var(self, node: Var) -> PrimExpr:
         value = self.variables.get(node)
-        return node if value is None else self.expr_of(value)
+        return super().visit_Var(node) if value is None or node in self._defined else self.expr_of(value)
 
     def visit_ProducerLoad(self, load: ProducerLoad) -> PrimExpr:
         return self.f(load.rebuild(self.visit))
+
+    def _replaces(self, node: Node) -> bool:
+        return isinstance(node, ProducerLoad) or super()._replaces(node)
 
 
 def _itself(value: Any) -> Any:
@@ -38,7 +42,7 @@ def map_reads(
 ) -> Any:  # fmt: skip
     """`expr` with every tensor read replaced by `f(read)`, and variables by ``expr_of(values[variable])`` on the way
     (indices first). Only values of variables that occur become expressions."""
-    return _ReadMapping(f, values or {}, expr_of).visit(expr)
+    return _ReadMapping(f, values or {}, expr_of).apply(expr)
 
 
 def replace_inputs(op: Operation, tensors: Mapping[Tensor, Tensor]) -> Operation:
@@ -52,6 +56,6 @@ def replace_inputs(op: Operation, tensors: Mapping[Tensor, Tensor]) -> Operation
             return load if tensor is None else ProducerLoad(tensor, load.indices)
 
         mapping = _ReadMapping(read, {}, _itself)
-        return ComputeOp(op.name, op.tag, op.attrs, op.axis, [mapping.visit(e) for e in op.body])
+        return ComputeOp(op.name, op.tag, op.attrs, op.axis, [mapping.apply(e) for e in op.body])
     assert isinstance(op, ScanOp | ExternOp)
     return op.with_inputs(tensors)

@@ -10,6 +10,7 @@ from relayc.te.dtype import DType
 from relayc.te.errors import VerifyError
 from relayc.te.ir.module import IRModule
 from relayc.te.ir.node import Node
+from relayc.te.ir.structural import structural_equal
 from relayc.te.ir.transform import Pass, PassInstrument
 from relayc.te.ir.visitor import Visitor
 from relayc.te.tir.buffer import Buffer
@@ -53,6 +54,8 @@ class _Verifier(Visitor[None]):
         self.flat = flat
         self.defined: set[Var] = set()
         self._checked: set[PrimExpr] = set()
+        self._values: dict[Var, PrimExpr] = {}
+        """What each variable of a `Let` stands for."""
 
     def fail(self, what: str, node: Any) -> None:
         """Raise the error for a broken invariant."""
@@ -124,6 +127,8 @@ class _Verifier(Visitor[None]):
 
     def visit_Let(self, node: Let) -> None:
         self.visit(node.value)
+        known = self._values.setdefault(node.var, node.value)
+        self.expect(structural_equal(known, node.value), f"variable {node.var.name} stands for {known}, too", node)
         self.defined.add(node.var)
         self.visit(node.body)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relayc import te
+from relayc import te, topi
 from relayc.te.errors import LoweringError, ScheduleError
 from relayc.te.ir import DumpInstrument, PassContext, collect
+from relayc.te.lower import schedule_to_function
 from relayc.te.tir import Allocate, SizeVar
 from relayc.te.tir.interpreter import Interpreter, interpret
+from relayc.te.tir.verifier import verify
 
 RNG = np.random.default_rng(7)
 
@@ -591,3 +593,21 @@ def test_a_region_inside_a_loop_takes_the_memory_of_its_largest_extent() -> None
     data, result = RNG.random((10, 13), dtype=np.float32), np.full((10, 13), np.nan, np.float32)
     run(module, data, result)
     np.testing.assert_array_equal(result, data * 2 + 1)
+
+
+def test_a_formula_with_a_let_read_at_two_indices_has_two_variables():
+    table, size = te.placeholder((9,), name="table"), te.size_var("n")
+    x = te.placeholder((size,), name="x")
+    places = te.compute((size,), lambda i: te.cast("int64", i), name="places")
+    positions = topi.take(table, places, 0, mode="numpy")
+    moved = te.compute((size,), lambda i: x[i] + positions[i], name="moved")
+    y = te.compute((size,), lambda i: moved[i] + te.if_then_else(i >= 1, moved[i - 1] * 10.0, 0.0), name="y")
+    s = te.create_schedule(y)
+    for tensor in (places, positions, moved):
+        s[tensor].compute_inline()
+    verify(schedule_to_function(s, [table, x, y]))
+    func = te.lower(s, [table, x, y])["main"]
+    names, data = RNG.random(9, dtype=np.float32), RNG.random(7, dtype=np.float32)
+    result, both = np.full(7, np.nan, np.float32), data + names[:7]
+    interpret(func, names, data, result)
+    np.testing.assert_allclose(result, both + np.append(0, both[:-1]) * 10, rtol=1e-6)

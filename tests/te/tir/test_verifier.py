@@ -14,11 +14,13 @@ from relayc.te.tir import (
     BufferLoad,
     BufferStore,
     Call,
+    Cast,
     Evaluate,
     For,
     ForKind,
     IfThenElse,
     IterVar,
+    Let,
     PrimFunc,
     Range,
     Select,
@@ -44,6 +46,7 @@ def store(value=None, indices=None, predicate=None):
 
 
 LOCAL = decl_buffer((4,), name="local")
+TWICE = Cast(dtype("float32"), Add(i, i))
 BROKEN = [
     (store(indices=(i, const(0))), "variable i is used where it is not defined"),
     (seq(For(i, const(0), const(4), ForKind.SERIAL, store(indices=(i, i))), store(indices=(i, i))), "variable i is"),
@@ -57,6 +60,7 @@ BROKEN = [
     (Evaluate(Call(dtype("int32"), "no_such_call", ())), "unknown intrinsic 'no_such_call'"),
     (Evaluate(Call(dtype("float32"), "exp", ())), "exp takes 1 arguments"),
     (For(i, const(0), const(4, "int64"), ForKind.SERIAL, store()), r"loop bounds of types"),
+    (store(value=Add(Let(i, const(1), TWICE), Let(i, const(2), TWICE))), "variable i stands for 1, too"),
     (store(predicate=const(1)), "predicate of type int32 for 1 lanes"),
 ]
 
