@@ -58,6 +58,7 @@ conformance: $(VENV)/.installed
 # models, and extreme ones, each in a process of its own; many random schedules.
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.long_run --graphs 2000
+	$(BIN)/python -m tests.fuzz.blocks.check --networks 400
 	$(BIN)/python -m tests.processor_emulation.random_graphs --graphs 600
 	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz/test_mutated_models.py --damaged-models 2000
 	$(BIN)/python -m tests.fuzz.isolated --models 2000

@@ -58,6 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many random ONNX graphs tests/fuzz tries (default 160)",
     )
     parser.addoption(
+        "--random-networks",
+        type=int,
+        default=15,
+        metavar="N",
+        help="how many random networks tests/fuzz tries (default 15)",
+    )
+    parser.addoption(
         "--suite",
         default="sample",
         metavar="WHICH",
@@ -80,10 +87,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    counts = {"schedule_seeds": "random_schedules", "graph_seeds": "random_graphs", "damage_seeds": "damaged_models"}
-    for fixture, option in counts.items():
+    counts = {
+        "schedule_seeds": ("random_schedules", 20),
+        "graph_seeds": ("random_graphs", 20),
+        "network_seeds": ("random_networks", 5),
+        "damage_seeds": ("damaged_models", 20),
+    }
+    for fixture, (option, batch) in counts.items():
         if fixture in metafunc.fixturenames:
-            count, batch = metafunc.config.getoption(option), 20
+            count = metafunc.config.getoption(option)
             ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
             metafunc.parametrize(fixture, ranges, ids=[f"{r.start}-{r.stop - 1}" for r in ranges])
 

@@ -1,0 +1,1 @@
+"""Random networks of blocks that people build, with dynamic sizes."""
