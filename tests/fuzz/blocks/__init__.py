@@ -1,1 +1,0 @@
-"""Random networks of blocks that people build, with dynamic sizes."""
