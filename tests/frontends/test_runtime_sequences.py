@@ -253,6 +253,31 @@ def test_parts_of_a_size_that_is_computed():
         compiled(f(7, 3), n(0))
 
 
+def test_rows_repeated_as_often_as_an_input_says():
+    """`x.repeat_interleave(r, 0)`: both are cut into parts of size 1, which is the shape a part is expanded to."""
+    nodes = [
+        helper.make_node("SequenceAt", ["counts", "i"], ["count"]),
+        helper.make_node("SequenceAt", ["rows", "i"], ["row"]),
+        helper.make_node("Concat", ["count", "two"], ["shape"], axis=0),
+        helper.make_node("Expand", ["row", "shape"], ["repeated"]),
+        helper.make_node("SequenceInsert", ["list", "repeated"], ["longer"]),
+    ]
+    ones = helper.make_node("ConstantOfShape", ["length"], ["ones"], value=constant("one", [1]))
+    around = [
+        helper.make_node("Shape", ["r"], ["length"]),
+        ones,
+        helper.make_node("SplitToSequence", ["r", "ones"], ["counts"], axis=0),
+        helper.make_node("SplitToSequence", ["x", "ones"], ["rows"], axis=0),
+        EMPTY,
+        helper.make_node("Squeeze", ["length"], ["trips"]),
+        helper.make_node("Loop", ["trips", "always", "empty"], ["all"], name="loop",
+                         body=body(nodes, [sequence("list")], [sequence("longer")])),
+        helper.make_node("ConcatFromSequence", ["all"], ["y"], axis=0),
+    ]  # fmt: skip
+    model = model_of(around, [info("x", ["n", 2]), info("r", ["n"], INT64)], [info("y")], [constant("two", [2])])
+    check(model, (f(3, 2), n([2, 1, 3])), (f(1, 2), n([4])), (f(4, 2), n([1, 0, 2, 5])))
+
+
 @pytest.mark.parametrize("size", [None, 2])
 def test_equal_parts_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     """A million parts took 14 s to copy one by one."""

@@ -26,6 +26,7 @@ from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.container_type import NOTHING, ContainerType, ElementType, SequenceType, join
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, Var
+from relayc.relay.op.base import OpDef
 from relayc.relay.sizes import product, size_variables
 from relayc.relay.type import TensorType
 from relayc.te.tir import Dim
@@ -157,9 +158,23 @@ def _known_parts(node: OnnxNode, axis: int, extent: int) -> list[int] | None:
 
 def _parts_type(node: OnnxNode, axis: int, keep: bool) -> SequenceType:
     x = node.type(0)
-    size = 1 if node.get(1) is None else None
-    part = [size] if keep else []
+    part = [_part_size(node)] if keep else []
     return SequenceType(ElementType([*x.shape[:axis], *part, *x.shape[axis + 1 :]], x.dtype))
+
+
+def _part_size(node: OnnxNode) -> int | None:
+    """The size of all parts, if it is known: torch's `repeat_interleave` cuts into parts of 1, as many as there are."""
+    sizes = node.get(1)
+    if sizes is None:
+        return 1
+    if isinstance(sizes, Call) and isinstance(sizes.op, OpDef) and sizes.op.name == "broadcast_to":
+        sizes = sizes.args[0]
+    known = node.value_or_none(sizes)
+    if known is None or known.size == 0 or (known != known.flat[0]).any():
+        return None
+    size = int(known.flat[0])
+    listed = node.rank(1) == 1 and size >= 0
+    return size if listed or size == 1 else None  # of one size for all, the last part may be smaller
 
 
 @converter("ConcatFromSequence", since=11)
