@@ -17,6 +17,7 @@ from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.ops.resample import Resampling, known_taps, output_extent
 from relayc.relay.interpreter import evaluate
 from relayc.relay.versions import versions_of
+from tests.frontends.node_cases import check
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -217,3 +218,19 @@ def test_results_are_rounded_once_not_per_axis(mode: str, antialias: int, of: ty
     off = got != rounded
     spacing = 1 if np.issubdtype(of, np.integer) else 2.0 ** (-3 if of is np.float16 else 0)
     assert np.all(np.abs(got - rounded)[off] <= spacing) and np.mean(off) < 0.02
+
+
+@pytest.mark.parametrize("version", [16, 20])
+def test_cubic_samples_outside_of_a_border_keep_their_weights(version: int) -> None:
+    """Each of the four pixels is moved onto the border, as in torch and onnxruntime, not the position between them."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 1, 5)).astype(np.float32)
+    at = np.array([-7, -1.3, -0.4, 0.5, 3.7, 4.3, 4.9, 6.2])
+    grid = np.stack([(2 * at + 1) / 5 - 1, 0 * at], -1).reshape(1, 1, len(at), 2).astype(np.float32)
+    base, a = np.floor(at).astype(int), -0.75
+    expected = np.zeros((1, 2, 1, len(at)), np.float32)
+    for tap in range(-1, 3):
+        d = np.abs(at - base - tap)
+        near, far = ((a + 2) * d - (a + 3)) * d**2 + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        expected += x[..., np.clip(base + tap, 0, 4)] * np.where(d <= 1, near, far).astype(np.float32)
+    mode = "bicubic" if version < 20 else "cubic"
+    check("GridSample", [x, grid], expected, domain="", version=version, mode=mode, padding_mode="border")

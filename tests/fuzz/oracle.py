@@ -47,8 +47,6 @@ _WRONG_IN_ONNXRUNTIME: dict[str, Callable[[dict[str, Any]], bool]] = {
     "ReduceLogSumExp": lambda attributes: True,
     # an empty string has no parts, where ONNX's own implementation finds one, which is empty
     "StringSplit": lambda attributes: bool(attributes.get("delimiter")),
-    # cubic weights of the position moved onto the border, where the neighbours should be
-    "GridSample": lambda attributes: attributes.get("padding_mode") == b"border" and b"cubic" in attributes["mode"],
 }
 """Operators, and predicates on their attributes, for which onnxruntime is wrong."""
 

@@ -101,7 +101,7 @@ def test_the_oracles_agree() -> None:
         sample = random_graph(seed, opset=21)
         inputs = sample.runs[0]
         theirs = onnxruntime_outputs(sample.model, inputs)
-        if theirs is None or any(node.op_type in ("Shrink", "GridSample") for node in sample.model.graph.node):
+        if theirs is None or any(node.op_type == "Shrink" for node in sample.model.graph.node):
             continue
         compared += 1
         for value, a, b in zip(sample.outputs, reference_outputs(sample.model, inputs), theirs, strict=True):

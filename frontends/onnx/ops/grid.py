@@ -167,7 +167,8 @@ def _taps(axis: Axis, x: Expr, mode: str) -> tuple[Expr, Expr | None]:
     """Tap positions [N, taps, count] along an axis for positions [N, count], and their weights (None: 1)."""
     if mode == "nearest":
         return op.expand_dims(op.round(x), 1), None
-    x = axis.inside(x)
+    if mode == "linear":
+        x = axis.inside(x)  # of cubic taps, the fraction is that of the position outside; each tap is moved inside
     base = op.floor(x)
     offsets = Constant(np.array((0, 1) if mode == "linear" else (-1, 0, 1, 2), str(x.dtype)).reshape(1, -1, 1))
     weight = _linear_weight if mode == "linear" else _cubic_weight
