@@ -30,6 +30,7 @@ import numpy as np
 from relayc.relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relayc.relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relayc.relay.op.base import OpDef, expect_op, get_op
+from relayc.relay.sizes import dims_equal
 from relayc.relay.type import TensorType, Type, shapes_equal
 from relayc.te.ir import collect
 from relayc.te.ir.decisions import Decision, Refused, is_recording, note, record
@@ -472,7 +473,7 @@ def _apply_once(table: RuleTable, e: Expr, shared: Sharing) -> Expr | None:
     explains, misses = is_recording(), list[Decision]()
     for rule in (*table.get(e.op.name, ()), *table.get(None, ())):
         found = rule.pattern.match(e, shared)
-        replaced = None if found is None else rule.replace(e, found)
+        replaced = None if found is None else _of_type(e.ty, rule.replace(e, found))
         if replaced is not None and replaced is not e and not isinstance(replaced, Refused):
             if explains:
                 note(type(rule).__name__, "fired", node=_node_text(e))
@@ -482,6 +483,19 @@ def _apply_once(table: RuleTable, e: Expr, shared: Sharing) -> Expr | None:
     for miss in misses:
         record(miss)
     return None
+
+
+def _of_type(ty: Type, replaced: Expr | Refused | None) -> Expr | Refused | None:
+    """`replaced`, refused where its symbolic sizes are written in another way than those of the type `ty`, so that
+    nothing tells that they are equal."""
+    if not isinstance(replaced, Expr) or replaced.ty is ty:
+        return replaced
+    new = replaced.ty
+    if isinstance(ty, TensorType) and isinstance(new, TensorType) and ty.dtype == new.dtype:
+        pairs = [(a, b) for a, b in zip(ty.shape, new.shape, strict=False) if not dims_equal(a, b)]
+        if len(ty.shape) == len(new.shape) and not any(isinstance(a, int) and isinstance(b, int) for a, b in pairs):
+            return Refused(f"sizes of {new} are not known to be those of {ty}")
+    return replaced
 
 
 def _reason(rule: PatternRule, e: Call, found: Found | None, replaced: Expr | Refused | None) -> str:

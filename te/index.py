@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import count
+from itertools import count, permutations
 from typing import Any
 
 from relayc.te.dtype import INT32, INT64, DType
@@ -382,7 +382,7 @@ class IndexMath:
             return False
         if self.facts and self._nonneg_by_facts(p):
             return True
-        return self._symbolically_nonneg(p)
+        return self._symbolically_nonneg(p) or self._nonneg_by_quotients(p)
 
     def _nonneg_by_facts(self, p: Poly) -> bool:
         """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?
@@ -401,6 +401,20 @@ class IndexMath:
         c, rest = p.terms[monomial], p - Poly({monomial: p.terms[monomial]})
         enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
         return enough(self.nonneg(rest.plus(value, c)) for value in monomial[0].args)
+
+    def _nonneg_by_quotients(self, p: Poly) -> bool:
+        """Does p >= 0 follow from x // m - y // m >= (x - y) // m, where x - y has a lower bound?"""
+        quotients = [(m[0], c) for m, c in p.terms.items() if len(m) == 1 and m[0].kind == "//"]
+        for (one, c), (other, d) in permutations(quotients, 2):
+            (x, m), (y, n) = one.args, other.args
+            if c < 0 or d > 0 or m.const is None or m.const != n.const or m.const <= 0:
+                continue
+            least, times = self.bounds(x - y)[0], min(c, -d)
+            if least is not None:
+                apart = Poly({(one,): times, (other,): -times})
+                if self.nonneg(p - apart + number(times * (least // m.const))):
+                    return True
+        return False
 
     def _symbolically_nonneg(self, p: Poly) -> bool:
         """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relayc import relay
+from relayc.relay import op
 from relayc.relay.op import add, nn
 from relayc.relay.op.nn.norm import LogSoftmax, Softmax
 from relayc.relay.pattern import (
@@ -22,6 +23,7 @@ from relayc.relay.pattern import (
 )
 from relayc.te.ir import first_difference
 from relayc.te.ir.decisions import Refused, recording
+from relayc.te.tir import SizeVar
 
 
 def x4(name: str = "x") -> relay.Var:
@@ -171,3 +173,23 @@ def test_products_match_in_any_order_of_their_factors():
     assert is_product(a, a, a).match((x * x) * x) is not None and is_product(a, a, a).match((x * y) * x) is None
     whole = is_product(is_constant(), a).match((x * y) * two)
     assert whole is not None and isinstance(whole[a], relay.Call)
+
+
+class OtherSizes(PatternRule):
+    x = wildcard()
+    pattern = is_op("nn.relu")(x)
+
+    def replace(self, call: relay.Call, found: Found) -> relay.Expr:
+        n, m = found[self.x].shape
+        return op.reshape(nn.relu(op.reshape(found[self.x], (-1,))), (m, n) if isinstance(n, int) else (n * m // n, n))
+
+
+def test_a_result_whose_sizes_are_not_known_to_be_the_same_is_refused():
+    x = relay.var("x", (SizeVar("n"), SizeVar("m")))
+    function = relay.Function([x], nn.relu(x))
+    with recording() as decisions:
+        assert rewrite([OtherSizes()], function) is function
+    assert "not known to be" in decisions[0].refused[0][1]
+    fixed = relay.var("x", (3, 4))
+    with pytest.raises(AssertionError, match="changed the type"):
+        rewrite([OtherSizes()], relay.Function([fixed], nn.relu(fixed)))

@@ -206,6 +206,15 @@ def test_a_quotient_is_at_least_its_minimum_with_a_number():
     assert math.nonneg(math.poly(quotient - Min(const(1), quotient), {}))
 
 
+def test_quotients_by_one_number_are_compared_by_what_is_divided():
+    math = IndexMath()
+    larger = (N + 6) // 4
+    for expr, expected in ((Min((N + 1) // 2 + 1, N // 2 + 1), N // 2 + 1), (Max(larger, N // 4 + 1), larger),
+                           (Min(larger, N // 4 + 3), larger)):  # fmt: skip
+        assert math.poly(expr, {}).key() == math.poly(expected, {}).key()
+    assert {atom.kind for atom in math.poly(Min((N + 6) // 4, N // 3 + 2), {}).atoms()} >= {"min"}
+
+
 M = SizeVar("m")
 
 

@@ -72,7 +72,6 @@ def random_network(seed: int) -> Network:
         length: int | str = net.rng.randint(3, 40) if fixed else "length"
         state = Tokens(net.input(net.choice((1, 2)) if fixed else batch, length, width), width)
     blocks: list[tuple[str, str]] = []
-    grown = 0
     for _ in range(net.rng.randint(1, 7)):
         if isinstance(state, Image) and state.channels > _MOST_CHANNELS:
             state = convolved(net, state, 16, 1)
@@ -81,9 +80,9 @@ def random_network(seed: int) -> Network:
         known = BLOCKS[type(state)]
         name = net.choice(list(known))
         if name in ("upsampled", "doubled"):
-            grown += 1
-            if grown > 2:
+            if net.grown:
                 continue
+            net.grown = True
         state = known[name](net, state)
         blocks.append((name, state.name))
     if not blocks:
@@ -91,7 +90,7 @@ def random_network(seed: int) -> Network:
     return Network(seed, net.model([state.name]), blocks, _runs(net), net)
 
 
-_RANGES = {"batch": (1, 3), "length": (3, 40), "context": (1, 24), "height": (9, 70), "width": (9, 70), "side": (9, 70)}
+_RANGES = {"batch": (1, 3), "length": (3, 40), "context": (1, 24), "height": (9, 40), "width": (9, 40), "side": (9, 40)}
 """The least and the largest size of each named dimension."""
 
 

@@ -66,7 +66,9 @@ def convolution(net: Net, x: Image) -> Image:
     elif kind == "depthwise":
         y = convolved(net, x, x.channels, kernel, stride=stride, groups=x.channels)
     elif kind == "groups":
-        y = convolved(net, x, x.channels, 3, stride=stride, groups=net.choice([2, 4]) if x.channels % 4 == 0 else 2)
+        y = convolved(
+            net, x, x.channels, 3, stride=stride, groups=net.choice([g for g in (1, 2, 3, 4) if x.channels % g == 0])
+        )
     elif kind == "dilated":
         y = convolved(net, x, channels, 3, dilation=net.choice((2, 3)))
     else:
@@ -313,7 +315,7 @@ def over_channels(net: Net, x: Image) -> Image:
 def as_tokens(net: Net, x: Image) -> Tokens:
     """Pixels or patches in a row, with positions that are brought to their number."""
     width = net.choice((16, 20, 32, 48))
-    patch = net.choice((1, 2, 4))
+    patch = net.choice((2, 4) if net.grown else (1, 2, 4))
     weight = net.weight(width, x.channels, patch, patch)
     y = net.op("Conv", x.name, weight, net.bias(width), strides=[patch] * 2)
     flat = net.transpose(net.reshape(y, net.size(y, 0), width, -1), 0, 2, 1)
@@ -341,3 +343,43 @@ def attention_of_pixels(net: Net, x: Image) -> Image:
     mixed = net.transpose(net.op("MatMul", net.op("Softmax", scores, axis=-1), v), 0, 2, 1, 3)
     back = net.transpose(net.reshape(mixed, net.size(x.name, 0), -1, c), 0, 2, 1)
     return Image(net.op("Add", x.name, net.op("Reshape", back, net.op("Shape", x.name))), c)
+
+
+@block(Image)
+def patches(net: Net, x: Image) -> Image:
+    """Each pixel with its neighbours beside it as channels, weighted by a softmax of them."""
+    border = net.op("Pad", x.name, net.ints(0, 0, 1, 1, 0, 0, 1, 1))
+    h, w = net.size(x.name, 2), net.size(x.name, 3)
+    parts = []
+    for dy in range(3):
+        rows = net.slice(border, 2, dy, net.op("Add", h, net.ints(dy)))
+        parts += [net.slice(rows, 3, dx, net.op("Add", w, net.ints(dx))) for dx in range(3)]
+    every = net.op("Concat", *[net.op("Unsqueeze", part, net.ints(2)) for part in parts], axis=2)
+    weights = convolved(net, x, 9, 3).name
+    weights = net.op("Softmax", weights, axis=1)
+    mixed = net.op(
+        "ReduceSum", net.op("Mul", every, net.op("Unsqueeze", weights, net.ints(1))), net.ints(2), keepdims=0
+    )
+    return Image(mixed, x.channels)
+
+
+@block(Image)
+def scanned(net: Net, x: Image) -> Image:
+    """A recurrence over the rows, each column by itself."""
+    hidden = net.choice((6, 12))
+    rows = net.transpose(x.name, 2, 0, 3, 1)
+    batch, width = net.size(x.name, 0), net.size(x.name, 3)
+    steps = net.reshape(rows, net.size(x.name, 2), net.op("Mul", batch, width), x.channels)
+    weights = [net.weight(1, 3 * hidden, n, depth=n) for n in (x.channels, hidden)]
+    y = net.op("Squeeze", net.op("GRU", steps, *weights, net.bias(1, 6 * hidden), hidden_size=hidden), net.ints(1))
+    back = net.reshape(y, net.size(x.name, 2), batch, width, hidden)
+    return Image(net.transpose(back, 1, 3, 0, 2), hidden)
+
+
+@block(Image)
+def highest_pixels(net: Net, x: Image) -> Image:
+    """A mask of the pixels that are the largest around them, as detectors of key points have."""
+    score = net.op("Sigmoid", convolved(net, x, 1, 3).name)
+    around = net.op("MaxPool", score, kernel_shape=[3, 3], pads=[1] * 4)
+    kept = net.op("Cast", net.op("Equal", score, around), to=1)
+    return Image(net.op("Concat", x.name, net.op("Mul", score, kept), axis=1), x.channels + 1)

@@ -57,8 +57,8 @@ class Net:
     nodes: list[NodeProto] = field(default_factory=list)
     initializers: list[TensorProto] = field(default_factory=list)
     inputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    used: list[str] = field(default_factory=list)
+    grown: bool = False
+    """Whether a block has enlarged it: one may, as attention takes the square of the size."""
 
     def chance(self, share: float) -> bool:
         """True in that share of the cases."""

@@ -315,7 +315,7 @@ def positions(net: Net, x: Tokens) -> Tokens:
     """Positions added: from a table, of sines, or by a cumulated count."""
     length, kind = net.size(x.name, 1), net.choice(("table", "sines", "count"))
     if kind == "table":
-        table = net.bias(2048, x.width)
+        table = net.bias(8192, x.width)
         if net.chance(0.5):
             return Tokens(net.op("Add", x.name, net.slice(table, 0, 0, length)), x.width)
         return Tokens(net.op("Add", x.name, net.op("Gather", table, net.range_of(length))), x.width)
@@ -329,7 +329,7 @@ def positions(net: Net, x: Tokens) -> Tokens:
         return Tokens(net.op("Add", x.name, net.op("Unsqueeze", table, net.ints(0))), x.width)
     ones = net.op("ConstantOfShape", net.op("Concat", net.size(x.name, 0), length, axis=0), value=_ONE)
     count = net.op("Sub", net.op("CumSum", ones, net.whole(1)), net.whole(1))
-    return Tokens(net.op("Add", x.name, net.op("Gather", net.bias(2048, x.width), count)), x.width)
+    return Tokens(net.op("Add", x.name, net.op("Gather", net.bias(8192, x.width), count)), x.width)
 
 
 @block(Tokens)
@@ -439,3 +439,101 @@ def as_images_of_channels(net: Net, x: Tokens) -> Image:
     one = net.op("Unsqueeze", x.name, net.ints(1))
     y = net.op("Conv", one, net.weight(8, 1, 3, 3), net.bias(8), pads=[1] * 4, strides=[net.choice((1, 2))] * 2)
     return Image(net.activation(y), 8)
+
+
+@block(Tokens)
+def best(net: Net, x: Tokens) -> Tokens:
+    """The tokens with the largest scores, as many as the length allows, alone or put back where they were."""
+    length = net.size(x.name, 1)
+    if net.chance(0.5):
+        count = net.op("Min", length, net.ints(net.choice((3, 8))))
+    else:
+        count = net.op("Div", net.op("Add", length, net.ints(1)), net.ints(2))
+    score = net.op("Gather", x.name, net.whole(net.rng.randrange(x.width)), axis=2)
+    _, places = net.ops("TopK", 2, score, count, axis=1)
+    if net.chance(0.5):
+        index = net.op("Expand", net.op("Unsqueeze", places, net.ints(2)), net.sizes(1, 1, x.width))
+        some = net.op("GatherElements", x.name, index, axis=1)
+    else:
+        index = net.op("Unsqueeze", places, net.ints(2))
+        some = net.op("GatherND", x.name, index, batch_dims=1)
+    worked = net.activation(net.linear(some, x.width, x.width))
+    if net.chance(0.4):
+        return Tokens(worked, x.width)
+    index = net.op("Expand", net.op("Unsqueeze", places, net.ints(2)), net.op("Shape", worked))
+    return Tokens(net.op("ScatterElements", x.name, index, worked, axis=1), x.width)
+
+
+@block(Tokens)
+def selected(net: Net, x: Tokens) -> Tokens:
+    """As many tokens as pass a test, worked on as rows of one matrix and put back."""
+    score = net.op("Gather", x.name, net.whole(net.rng.randrange(x.width)), axis=2)
+    found = net.op("NonZero", net.op("Greater", score, net.number(0.1)))
+    places = net.transpose(found, 1, 0)
+    rows = net.op("GatherND", x.name, places)
+    worked = net.linear(net.activation(net.linear(rows, x.width, 24)), 24, x.width)
+    if net.chance(0.5):
+        worked = net.layer_norm(worked, x.width)
+    return Tokens(net.op("ScatterND", x.name, places, worked), x.width)
+
+
+@block(Tokens)
+def frames(net: Net, x: Tokens) -> Tokens:
+    """Overlapping frames of the length, weighted and reduced, as of a spectrogram."""
+    size, hop = net.choice(((4, 2), (5, 3), (8, 4), (6, 1)))
+    length = net.size(x.name, 1)
+    longer = net.op("Pad", x.name, net.ints(0, size // 2, 0, 0, size, 0), mode=net.choice(("constant", "edge")))
+    count = net.op("Add", net.op("Div", length, net.ints(hop)), net.ints(1))
+    starts = net.op("Unsqueeze", net.op("Mul", net.range_of(count), net.whole(hop)), net.ints(1))
+    places = net.op("Add", starts, net.ints(*range(size)))
+    parts = net.op("Gather", longer, places, axis=1)
+    weighted = net.op("Mul", parts, net.weight(size, 1, depth=size))
+    if net.chance(0.5):
+        return Tokens(net.op("ReduceSum", weighted, net.ints(2), keepdims=0), x.width)
+    flat = net.reshape(weighted, net.size(x.name, 0), -1, size * x.width)
+    return Tokens(net.linear(flat, size * x.width, x.width), x.width)
+
+
+@block(Tokens)
+def summed_by_index(net: Net, x: Tokens) -> Tokens:
+    """Tokens added up into as many groups as the length has thirds, and given back to each."""
+    length, batch = net.size(x.name, 1), net.size(x.name, 0)
+    groups = net.op("Add", net.op("Div", length, net.ints(3)), net.ints(1))
+    owner = net.op("Mod", net.op("Mul", net.range_of(length), net.whole(7)), net.op("Squeeze", groups))
+    zeros = net.op("ConstantOfShape", net.sizes(batch, groups, x.width))
+    index = net.op("Expand", net.op("Unsqueeze", owner, net.ints(0, 2)), net.op("Shape", x.name))
+    sums = net.op("ScatterElements", zeros, index, x.name, axis=1, reduction="add")
+    sums = net.activation(net.linear(sums, x.width, x.width))
+    return Tokens(net.op("Add", x.name, net.op("Gather", sums, owner, axis=1)), x.width)
+
+
+@block(Tokens)
+def one_by_one(net: Net, x: Tokens) -> Tokens:
+    """The entries of a batch as a sequence of tensors, each worked on, joined again."""
+    parts = net.op("SplitToSequence", x.name, axis=0, keepdims=1)
+    joined = net.op("ConcatFromSequence", parts, axis=0)
+    means = net.op("ReduceMean", joined, net.ints(1))
+    return Tokens(net.op("Sub", x.name, net.op("Tanh", means)), x.width)
+
+
+@block(Tokens)
+def by_sums_of_products(net: Net, x: Tokens) -> Tokens:
+    """Products of three tensors written as Einsum."""
+    heads, size = net.choice((2, 3)), net.choice((4, 8))
+    q, k = (net.op("Einsum", x.name, net.weight(x.width, heads, size, depth=x.width), equation="bld,dhe->bhle")
+            for _ in range(2))  # fmt: skip
+    scores = net.op("Einsum", q, k, equation="bhle,bhme->bhlm")
+    shares = net.op("Softmax", net.op("Div", scores, net.number(math.sqrt(size))), axis=-1)
+    mixed = net.op("Einsum", shares, x.name, equation="bhlm,bmd->blhd")
+    weight = net.weight(heads, x.width, x.width, depth=heads * x.width)
+    return Tokens(net.op("Add", x.name, net.op("Einsum", mixed, weight, equation="blhd,hdf->blf")), x.width)
+
+
+@block(Tokens)
+def nearest_code(net: Net, x: Tokens) -> Tokens:
+    """Each token's nearest of a few learnt ones, as in vector quantisation."""
+    codes = net.constant(net.numbers.normal(size=(12, x.width)), "float32")
+    products = net.op("MatMul", x.name, net.transpose(codes, 1, 0))
+    own = net.op("ReduceSum", net.op("Mul", codes, codes), net.ints(1), keepdims=0)
+    nearest = net.op("ArgMin", net.op("Sub", own, net.op("Mul", products, net.number(2))), axis=-1, keepdims=0)
+    return Tokens(net.op("Add", x.name, net.op("Gather", codes, nearest)), x.width)
