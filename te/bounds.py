@@ -139,6 +139,8 @@ class Bounds:
                         for var in post_order(dim):
                             if isinstance(var, Var):
                                 self.math.declare_size(var)
+        computed = [stage for stage in self.schedule.stages if not isinstance(stage.op, PlaceholderOp)]
+        self.math.declare_results([t.shape for stage in computed if stage.is_output for t in stage.op.outputs])
 
     def path(self, stage: Stage) -> list[tuple[Stage, int]]:
         """The loops around a stage, see `path_of`."""

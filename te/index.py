@@ -10,7 +10,7 @@ Everything here is exact integer arithmetic: no index is assumed to wrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, permutations
 from typing import Any
@@ -67,6 +67,7 @@ class IndexMath:
         self.facts: list[Poly] = []
         """polynomials that are assumed to be at least 0"""
         self.may_assume = False
+        self._factors = frozenset[Atom]()
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,17 @@ class IndexMath:
         sizes_only = all(v not in self._extents for atom in p.atoms() for v in atom.vars)
         if self.may_assume and sizes_only and not self.nonneg(p):
             self.facts.append(p)
+
+    def declare_results(self, shapes: Iterable[Sequence[Dim]]) -> None:
+        """All results have these shapes: there are none if a size that is a factor of each of them is 0."""
+        sizes = [[self.dim(d) for d in shape] for shape in shapes]
+        factors = [frozenset[Atom]().union(*[d.atoms() for d in dims if len(d.terms) == 1]) for dims in sizes]
+        self._factors = factors[0].intersection(*factors[1:]) if factors else frozenset()
+
+    def holds_for_results(self, p: Poly) -> bool:
+        """Is p >= 0 if there are results: if no factor of all of them is 0?"""
+        grows = all(c > 0 and self._factors.issuperset(monomial) for monomial, c in p.terms.items() if monomial)
+        return grows and sum(p.terms.values()) >= 0
 
     def extent(self, var: Var) -> Poly | None:
         """The declared extent of a loop variable."""

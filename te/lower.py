@@ -116,11 +116,14 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     large += [] if schedule.large_if is None else [schedule.large_if]
     if not large:
         return body
+    condition = likely(functools.reduce(logical_and, large))
+    if schedule.large_if is None and all(map(bounds.math.holds_for_results, bounds.math.facts)):
+        return IfThenElse(condition, body)
     if schedule.small is not None:
         small = _loops(schedule.small, arguments)
     else:
         small = schedule_to_loops(Bounds(normalized, assume_large=False), buffers)
-    return _either(likely(functools.reduce(logical_and, large)), body, small)
+    return _either(condition, body, small)
 
 
 def _either(condition: PrimExpr, large: Stmt, small: Stmt) -> Stmt:

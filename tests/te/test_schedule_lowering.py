@@ -276,6 +276,28 @@ def test_specialize_small_selects_another_schedule_below_the_factor():
         check_matmul(s, a, b, c, size, 9, 5)
 
 
+def test_a_schedule_for_small_extents_is_left_out_where_only_empty_results_have_such():
+    """Rows of a batch are none, or more than a tile has; without rows there is nothing to compute."""
+    batch, more = te.size_var("batch"), te.size_var("more")
+
+    def lowered(*shape, **how):
+        a = te.placeholder(shape, name="A")
+        c = te.compute(shape, lambda *i: a[i] + 1.0, name="C")
+        s = te.create_schedule(c)
+        s[c].split(s[c].fuse(*c.op.axis), 6, tail="shift")
+        s.specialize_small(te.create_schedule(c))
+        return te.lower(s, [a, c], **how)
+
+    of_images = str(lowered(batch, 8, simple_mode=True))
+    assert "if likely(batch * 8 - 6 >= 0)" in of_images and "else:" not in of_images
+    for shape in ((batch, 4), (batch * 8 + more, 1)):
+        assert "else:" in str(lowered(*shape, simple_mode=True))
+    for size in (0, 1, 2, 5):
+        x, y = RNG.random((size, 8), dtype=np.float32), np.full((size, 8), np.nan, np.float32)
+        run(lowered(batch, 8), x, y)
+        np.testing.assert_array_equal(y, x + 1)
+
+
 def test_specialize_small_takes_a_condition_on_sizes():
     m = te.size_var("m")
     a, b, c = matmul(m, 9, 5)
