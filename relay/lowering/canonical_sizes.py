@@ -7,9 +7,10 @@ variables of the model. With canonical variables a kernel is compiled once, and 
 The sizes of a deep layer are long formulas of those of the input: ``(samples + 240) // 320 - 1``. If a function depends
 on ``samples`` only through that formula, the formula becomes one variable of its kernel, which is shorter for it and
 compiles in a fraction of the time. The levels of a pyramid are quotients of each other: a kernel that reads several of
-them takes the size of the largest, and is the same one further down. Most kernels profit from knowing that a size is a
-multiple of a number; convolutions do not, so that the same layer after one and after two upsamplings of the image is
-one kernel.
+them takes the size of the largest, and is the same one further down. Pixels of an image as rows of a product are a
+product of its sides, which becomes one variable. Most kernels profit from knowing that a size is a multiple of a
+number; convolutions, products, attention and norms over channels do not (`OpDef.ignores_factors`), so that the same
+layer after one and after two upsamplings of the image is one kernel.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class CanonicalSizes:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        operators = [e.op for e in body_order(function) if isinstance(e, Call) and isinstance(e.op, OpDef)]
-        multiples = any(op.tiles_pixels or op.takes_sizes_apart() for op in operators)
-        if any(op.takes_sizes_apart() for op in operators):
+        calls = [e for e in body_order(function) if isinstance(e, Call) and isinstance(e.op, OpDef)]
+        multiples = any(e.operator.ignores_factors([a.ty for a in e.args]) for e in calls)
+        if any(e.operator.takes_sizes_apart() for e in calls):
             sizes = list({terms.number(d): d for d in lengths}.values())
         else:
             sizes = _abstracted(lengths, [*lengths, *_attributes(function)], mentioned, terms, multiples)
@@ -171,8 +172,7 @@ def _formulas(
         stack = [min(mentioning, key=lambda size: (terms.length(size), _divisor(size)))]
         while stack:
             part = stack.pop()
-            suits = _is_rounded(part) or _is_sum_without_factor(part, terms)
-            suits = suits or (multiples and _is_multiple(part, terms))
+            suits = _is_opaque(part) or (multiples and _is_multiple(part))
             suits = suits and not is_at_least(1, part)  # which broadcasts
             if suits and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
                 yield part
@@ -185,26 +185,14 @@ def _operands(size: PrimExpr) -> tuple[PrimExpr, ...]:
     return (size.value,) if isinstance(size, Cast) else ()
 
 
-def _is_rounded(size: PrimExpr) -> bool:
-    """Is it an extremum, or a quotient by a number?"""
-    return isinstance(size, Max | Min) or (isinstance(size, FloorDiv) and isinstance(size.b, IntImm))
+def _is_opaque(size: PrimExpr) -> bool:
+    """Is it an extremum, a quotient by a number, a sum or a product of sizes?
 
-
-def _is_sum_without_factor(size: PrimExpr, terms: _Terms) -> bool:
-    """Is it a sum of which no size is a factor? Replacing it by a multiple of a variable loses no divisibility.
-
-    A product would lose the fact that loops over it can be split without a remainder.
+    Replaced by a variable, times the common factor of a sum, it is known to be a multiple of the same number.
     """
-    return isinstance(size, Add | Sub) and not _factors(size, terms)
-
-
-def _factors(size: PrimExpr, terms: _Terms) -> frozenset[int]:
-    """The sizes, by number, that divide an expression; numbers are none."""
     if isinstance(size, Mul):
-        return _factors(size.a, terms) | _factors(size.b, terms)
-    if isinstance(size, Add | Sub):
-        return _factors(size.a, terms) & _factors(size.b, terms)
-    return frozenset() if isinstance(size, IntImm) else frozenset((terms.number(size),))
+        return not isinstance(size.b, IntImm)
+    return isinstance(size, Max | Min | Add | Sub) or (isinstance(size, FloorDiv) and isinstance(size.b, IntImm))
 
 
 def _common_factor(size: PrimExpr) -> int:
@@ -216,11 +204,9 @@ def _common_factor(size: PrimExpr) -> int:
     return abs(size.value) if isinstance(size, IntImm) else 1
 
 
-def _is_multiple(size: PrimExpr, terms: _Terms) -> bool:
-    """Is it a multiple of a variable, a rounded size or a sum of them?"""
-    if not isinstance(size, Mul) or not isinstance(size.b, IntImm):
-        return False
-    return isinstance(size.a, Var) or _is_rounded(size.a) or _is_sum_without_factor(size.a, terms)
+def _is_multiple(size: PrimExpr) -> bool:
+    """Is it a multiple of a variable, or of a formula that is replaced by one?"""
+    return isinstance(size, Mul) and isinstance(size.b, IntImm) and (isinstance(size.a, Var) or _is_opaque(size.a))
 
 
 class _Terms:

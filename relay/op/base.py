@@ -114,8 +114,7 @@ class OpDef(Abstract):
     the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that loads its inputs into
     shared memory itself, so that permuting their elements costs nothing: matrix products on GPUs); `num_copied_inputs`
     (the number of leading inputs that are packed before use, each element once, so that producers may be fused into the
-    copy); `tiles_pixels` (a convolution whose register tiles on CPUs cover all pixels of an image as one dimension,
-    across rows); `takes_containers` (inputs may be sequences and optional values, too); `num_unbroadcast_axes` (the
+    copy); `takes_containers` (inputs may be sequences and optional values, too); `num_unbroadcast_axes` (the
     number of last axes of an operator that broadcasts the others; None: it does not broadcast); `mixed_precision` (see
     `MixedPrecision`).
     """
@@ -135,7 +134,6 @@ class OpDef(Abstract):
     looks_up: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
     num_copied_inputs: ClassVar[int] = 0
-    tiles_pixels: ClassVar[bool] = False
     takes_containers: ClassVar[bool] = False
     num_unbroadcast_axes: ClassVar[int | None] = None
     open_attributes: ClassVar[tuple[str, ...]] = ()
@@ -186,6 +184,14 @@ class OpDef(Abstract):
     def takes_sizes_apart(self) -> bool:
         """Is each dynamic extent a size of its own to the code, even where several are formulas of the same sizes?"""
         return False
+
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        """Is the code no better, and planned no other way, where dynamic extents are multiples of a number?
+
+        True of operators whose loops over them have any number of iterations: over register tiles, the last of which
+        is moved back or stores a part, or over rows whose lengths are known.
+        """
+        return self.takes_sizes_apart()
 
     def is_specialized_on(self, operand: int, value: Any) -> bool:
         """Should the code be specialised on the constant `value`, an array of one element, of an operand?

@@ -122,6 +122,10 @@ class BlockedAttention(OpDef):
     fill: int = 0
     rounded: bool = False
 
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        """Blocks of queries and panels of keys may be partial where lengths are dynamic."""
+        return any(isinstance(ty, TensorType) and not ty.with_shape(ty.shape[1:]).is_static for ty in types[:3])
+
     def _by_heads(self) -> Attention:
         return Attention(
             scale=self.scale, causal=self.causal, masked_value=self.masked_value, softcap=self.softcap,

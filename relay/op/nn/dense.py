@@ -112,6 +112,11 @@ class DensePacked(OpDef):
         require(fill_panels(self.units, blocks, nr), f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
         return TensorType((*data.shape[:-1], self.units), self._result_dtype(str(data.dtype)))
 
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        """Rows of a dynamic number of images are planned for the rows of one, all that is known of their number."""
+        data = types[0]
+        return isinstance(data, TensorType) and not data.with_shape(data.shape[1:]).is_static
+
     def _result_dtype(self, data: str) -> str:
         return "int32" if self.pairs else self.out_dtype or data
 

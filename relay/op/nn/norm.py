@@ -244,6 +244,10 @@ class InstanceNorm(OpDef):
     reads_inputs_once = True
     num_data_inputs = 1
 
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        """With channels last a row is one of channels."""
+        return self.axis != 1
+
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         require_float(1, x)
         require_same_dtype(2, x, gamma, beta)
@@ -286,6 +290,10 @@ class GroupNorm(OpDef):
     epsilon: float = 1e-5
     reads_inputs_once = True
     num_data_inputs = 1
+
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        """With channels last a row is one of channels."""
+        return self.axis != 1
 
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         require_float(1, x)

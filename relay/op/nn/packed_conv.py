@@ -93,6 +93,9 @@ class _Packed(OpDef):
         require(fits, reaches)
         return TensorType((n, *results, self.channels), self._result_dtype(str(data.dtype)))
 
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        return self.rank > 1
+
     def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
         """The channels of pointwise convolutions of float32, and their panels if these are whole."""
         data, weight = types
@@ -159,7 +162,6 @@ class Conv2DNHWCPacked(_Packed):
     padding: Ints = (0, 0, 0, 0)
     dilation: Ints = (1, 1)
     rank = 2
-    tiles_pixels = True
 
 
 @register_op("nn.conv3d_ndhwc_packed", pattern=OpPattern.OUT_FUSABLE)

@@ -33,6 +33,9 @@ class _Winograd(OpDef):
     channels: Dim | None = None
     rank: ClassVar[int] = 2
 
+    def ignores_factors(self, types: Sequence[Type]) -> bool:
+        return True
+
     def _plane(self, data: TensorType, weight: TensorType) -> tuple[Dim, Dim, Dim]:
         """Rows, columns and channels of the result. Raises where (C1) to (C5) are not met."""
         rank = self.rank
@@ -110,7 +113,6 @@ class Conv2DNHWCWinograd(_Winograd):
 
     padding: tuple[int, ...] = (0, 0, 0, 0)
     likely_sides: tuple[int, ...] = ()
-    tiles_pixels = True
     open_attributes = ("channels",)
     largest_ratio = 2
 

@@ -133,14 +133,47 @@ def test_a_sum_of_multiples_becomes_a_multiple_of_one_variable() -> None:
 
 
 def test_a_sum_of_products_becomes_a_variable() -> None:
-    """Images of several sides as rows of one product: of the sum nothing is known to be a factor."""
+    """Images of several sides as rows of one product."""
     n, m = SizeVar("n"), SizeVar("m")
     halves = [product([floor_divide(add_sizes(size, side - 1), side) for size in (n, m)]) for side in (2, 4, 8)]
     renamed, names = CanonicalSizes().rename(bent(add_sizes(*halves), 8))
     assert str(renamed) == str(CanonicalSizes().rename(bent(n, 8))[0])
     assert names == {"#0": add_sizes(*halves)}
-    tiles = add_sizes(product((n, floor_divide(m, 2))), product((n, floor_divide(m, 3))))
-    assert CanonicalSizes().rename(bent(tiles, 8))[1] == {"#0": n, "#1": m}, "a multiple of n"
+
+
+def test_a_product_of_sizes_becomes_a_variable_times_its_number() -> None:
+    """The pixels of an image after two upsamplings."""
+    n, m = SizeVar("n"), SizeVar("m")
+    pixels = product((n, 2, m, 2))
+    renamed, names = CanonicalSizes().rename(bent(SizeVar("batch"), pixels, 8))
+    assert str(renamed.params[0].tensor_type) == "Tensor[(#0, #1 * 4, 8), float32]"
+    assert names["#1"] == product((n, m))
+    assert CanonicalSizes().rename(bent(n, product((n, m))))[1] == {"#0": n, "#1": m}, "n occurs alone as well"
+
+
+def test_products_abstract_multiples_unless_rows_are_those_of_images() -> None:
+    def dense(*rows: Dim) -> relay.Function:
+        x, weight = relay.var("x", (*rows, 16)), relay.var("w", (2, 16, 16))
+        return relay.Function((x, weight), make_call("nn.dense_packed", (x, weight), units=32))
+
+    n, m = SizeVar("n"), SizeVar("m")
+    levels = [CanonicalSizes().rename(dense(n, product((m, number))))[0] for number in (1, 4, 16)]
+    assert len({str(level) for level in levels}) == 1
+    windows, names = CanonicalSizes().rename(dense(product((n, 64)), 49))
+    assert str(windows.params[0].tensor_type.shape[0]) == "#0 * 64"
+    assert names == {"#0": n}
+
+
+def test_norms_abstract_multiples_with_channels_last() -> None:
+    def norm(axis: int) -> str:
+        gamma = relay.var("gamma", (8,))
+        sides = product((SizeVar("n"), 2)), product((SizeVar("m"), 4))
+        x = relay.var("x", (2, 8, *sides) if axis == 1 else (2, *sides, 8))
+        function = relay.Function((x, gamma), op.nn.group_norm(x, gamma, gamma, num_groups=4, axis=axis))
+        return str(CanonicalSizes().rename(function)[0].params[0].tensor_type)
+
+    assert norm(3) == "Tensor[(2, #0, #1, 8), float32]"
+    assert norm(1) == "Tensor[(2, 8, #0 * 2, #1 * 4), float32]"
 
 
 def test_levels_of_a_pyramid_become_quotients_of_the_largest() -> None:
