@@ -415,16 +415,21 @@ class IndexMath:
         return enough(self.nonneg(rest.plus(value, c)) for value in monomial[0].args)
 
     def _nonneg_by_quotients(self, p: Poly) -> bool:
-        """Does p >= 0 follow from x // m - y // m >= (x - y) // m, where x - y has a lower bound?"""
+        """Does p >= 0 follow from x // m - y // m >= (x - y) // m, where x - y has a lower bound?
+
+        t * (x // (t * m)) counts as (x - t * m + m) // m, which is at most that.
+        """
         quotients = [(m[0], c) for m, c in p.terms.items() if len(m) == 1 and m[0].kind == "//"]
         for (one, c), (other, d) in permutations(quotients, 2):
             (x, m), (y, n) = one.args, other.args
-            if c < 0 or d > 0 or m.const is None or m.const != n.const or m.const <= 0:
+            if c <= 0 or d >= 0 or m.const is None or n.const is None or n.const <= 0 or m.const % n.const:
                 continue
-            least, times = self.bounds(x - y)[0], min(c, -d)
-            if least is not None:
-                apart = Poly({(one,): times, (other,): -times})
-                if self.nonneg(p - apart + number(times * (least // m.const))):
+            ratio = m.const // n.const
+            times = min(c // ratio, -d)
+            least = self.bounds(x - y - (m.const - n.const))[0]
+            if times > 0 and least is not None:
+                apart = Poly({(one,): times * ratio, (other,): -times})
+                if self.nonneg(p - apart + number(times * (least // n.const))):
                     return True
         return False
 

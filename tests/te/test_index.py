@@ -210,7 +210,8 @@ def test_quotients_by_one_number_are_compared_by_what_is_divided():
     math = IndexMath()
     larger = (N + 6) // 4
     for expr, expected in ((Min((N + 1) // 2 + 1, N // 2 + 1), N // 2 + 1), (Max(larger, N // 4 + 1), larger),
-                           (Min(larger, N // 4 + 3), larger)):  # fmt: skip
+                           (Min(larger, N // 4 + 3), larger),
+                           (Max((N + 31) // 32 * 8, (N + 3) // 4), (N + 31) // 32 * 8)):  # fmt: skip
         assert math.poly(expr, {}).key() == math.poly(expected, {}).key()
     assert {atom.kind for atom in math.poly(Min((N + 6) // 4, N // 3 + 2), {}).atoms()} >= {"min"}
 
