@@ -250,6 +250,17 @@ def test_windows_that_are_far_apart_are_not_prefetched() -> None:
         assert ("prefetch(" in text) == is_prefetched
 
 
+def test_lines_of_windows_that_are_far_apart_are_reduced_in_a_loop() -> None:
+    """Lines of dynamic length: a buffer of a part of one has as many vectors more as windows are apart."""
+    height, width = te.size_var("h"), te.size_var("w")
+    x = te.placeholder((1, 3, height, width), "float32", "x")
+    sizes = []
+    for stride in (8, 32):
+        out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (stride, stride), (stride, stride), (1, 1), (0, 0, 0, 0)))
+        sizes.append(len(backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET).get_source()))
+    assert sizes[1] < 2 * sizes[0]
+
+
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (5, 1), (5, 2), (7, 1), (9, 1)])
 def test_adjacent_windows_share_partial_reductions(kernel, stride, target) -> None:

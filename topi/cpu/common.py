@@ -147,18 +147,20 @@ def _part_of(op: te.Operation, outer: Sequence[te.IterVar], inner: Sequence[te.I
 
 
 def reduce_by_vectors(
-    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar | None = None, lanes: int = 0, *, unrolled: int = 0
-) -> None:
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar | None = None, lanes: int = 0, *, unrolled: int = 0,
+    loops: bool = False,
+) -> None:  # fmt: skip
     """Run the reduction of `tensor` outside of a vector of results along `axis`, by default its last one.
 
-    With `lanes`, the axis has several vectors of so many, whose loop is unrolled outside of the reduction. Reductions
-    of up to `unrolled` elements are unrolled.
+    With `lanes`, the axis has several vectors of so many, outside of the reduction: unrolled, or a loop with `loops`.
+    Reductions of up to `unrolled` elements are unrolled.
     """
     axis = s[tensor].op.axis[-1] if axis is None else axis
     outer, over, lane = [a for a in s[tensor].op.axis if a is not axis], list(s[tensor].op.reduce_axis), axis
     if lanes:
         vectors, lane = s[tensor].split(axis, factor=lanes)
-        s[tensor].unroll(vectors)
+        if not loops:
+            s[tensor].unroll(vectors)
         outer.append(vectors)
     s[tensor].reorder(*outer, *over, lane)
     if iterations(over) <= unrolled:

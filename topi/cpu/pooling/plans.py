@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +38,8 @@ _SHUFFLED_VECTORS, _SHUFFLED_OF_LONG = 8, 4
 have no more, and for longer ones, whose copies with and without borders take longer to compile."""
 _FEW_GROUPS = 3
 """Most groups of such vectors in a line that are unrolled: most of them touch a border."""
+_UNROLLED_OF_BUFFER = 8
+"""Most vectors of a buffered line that are unrolled: with large strides there are hundreds, of as many taps each."""
 _PREFETCHED_LINES, _LONG_LINE_BYTES = 3, 768
 """For cores with few line-fill buffers: the window height, in lines, that the hardware prefetcher covers at stride 1,
 and the bytes of a line of 32-bit elements from which on 64-byte vectors prefetch to L2, as higher windows always do."""
@@ -203,7 +206,10 @@ class LineTiles:
         whole, parts = shared[0], shared[-1]
         attach(s, parts, out, at)
         if whole.ndim == out.ndim:  # dynamic length
-            reduce_by_vectors(s, whole, lanes=2 * self.lanes, unrolled=MOST_TAPS)
+            windows = s[whole].op.attrs
+            apart = windows["strides"][-1] // math.gcd(windows["strides"][-1], windows["dilation"][-1])
+            vectors = self.part * apart // (2 * self.lanes)
+            reduce_by_vectors(s, whole, lanes=2 * self.lanes, unrolled=MOST_TAPS, loops=vectors > _UNROLLED_OF_BUFFER)
             return
         *_, vectors, lane = s[parts].op.axis
         s[parts].pragma(vectors, "loop_partition_hint")
