@@ -81,11 +81,12 @@ def isfinite(x: Tensor) -> Tensor:
 
 
 def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1 as x is below, at or above 0; NaN stays NaN."""
+    """-1, 0 or 1 as x is below, at or above 0, that of -0.0 is 0.0; NaN stays NaN."""
 
     def f(v: PrimExpr) -> PrimExpr:
         one, zero = te.const(1, v.dtype), te.const(0, v.dtype)
-        below = te.select(v < zero, te.const(-1, v.dtype), v) if not v.dtype.is_uint else v
+        neither = te.select(v == zero, zero, v) if v.dtype.is_float else v
+        below = te.select(v < zero, te.const(-1, v.dtype), neither) if not v.dtype.is_uint else v
         return te.select(v > zero, one, below)
 
     return elementwise(f, x, "sign")

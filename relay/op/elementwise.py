@@ -327,7 +327,7 @@ class Sigmoid(Unary):
 
 @register_op("sign", pattern=OpPattern.ELEMWISE)
 class Sign(Unary):
-    """-1, 0 or 1; NaN stays NaN (ONNX: Sign)."""
+    """-1, 0.0 (of -0.0 too) or 1; NaN stays NaN (ONNX: Sign)."""
 
     domain = _NUMERIC
     define = staticmethod(topi.sign)
