@@ -81,9 +81,13 @@ def raise_if_foreign(
     """Raise `internal` from `error` if that is an exception that no code of the package means to raise.
 
     The last net, in the package's outermost functions, which say what they were `doing` and re-raise any other `error`:
-    the package's own (`own` and RelaycError), MemoryError, and what a function of the user raised (see `of_user`).
+    the package's own (`own` and RelaycError), what a function of the user raised (see `of_user`), and the system's:
+    MemoryError, and OSError, as of a full disk or a library that can't be loaded, which notes what they were `doing`.
     """
     if isinstance(error, own | RelaycError | MemoryError) or getattr(error, _OF_USER, False):
+        return
+    if isinstance(error, OSError):
+        error.add_note(doing)
         return
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     raise internal(

@@ -87,6 +87,18 @@ def test_a_fault_of_a_pass_names_it(monkeypatch):
         relay.build(module)
 
 
+def test_a_library_that_cannot_be_loaded_is_no_fault_of_the_package(monkeypatch):
+    def fails_to_load(*_: Any, **_named: Any) -> None:
+        raise OSError("Could not find/load shared object file 'libllvmlite.so'")
+
+    module, _ = from_onnx(model())
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    monkeypatch.setattr("llvmlite.binding.parse_assembly", fails_to_load)
+    with pytest.raises(OSError, match="libllvmlite") as caught:
+        relay.build(module)
+    assert not isinstance(caught.value, RelaycError) and caught.value.__notes__ == ["compiling the model"]
+
+
 def test_faults_of_the_executor_are_internal_errors(monkeypatch):
     executor = GraphModule(build()["default"](device("cpu")))
     for place, name, action, doing in (
