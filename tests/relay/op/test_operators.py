@@ -170,6 +170,7 @@ def test_integers_without_dimensions_are_divided_as_others() -> None:
 def test_the_sign_of_negative_zero_is_zero() -> None:
     """As in ONNX's reference, and where it is folded: 1 / Sign(-0.0) is infinity."""
     x = relay.var("x", shape=(2,), dtype="float32")
-    module = graph_executor.GraphModule(relay.build(relay.Function((x,), relay.op.sign(x)))["default"](device("cpu", 0)))
+    model = relay.build(relay.Function((x,), relay.op.sign(x)))
+    module = graph_executor.GraphModule(model["default"](device("cpu", 0)))
     signs = module(np.array([-0.0, 0.0], np.float32))[0].numpy()
     assert (signs == 0).all() and not np.signbit(signs).any()
