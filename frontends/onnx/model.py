@@ -137,6 +137,10 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
     return NotAModelError(text)
 
 
+_IMPLIED = {"com.microsoft": 1, "ai.onnx.ml": 5}
+"""Versions of domains that models use without an import, as onnxruntime takes them: its transformer optimizer's do."""
+
+
 def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         text = compose(
@@ -172,7 +176,10 @@ def function_key(node: NodeProto) -> FunctionKey:
 
 
 def opset_table(imports: object, where: str) -> dict[str, int]:
-    """Version by domain from `opset_import` entries. Raises for unsupported or contradicting versions."""
+    """Version by domain: from `opset_import` entries, and of the domains in `_IMPLIED`.
+
+    Raises for unsupported or contradicting versions.
+    """
     table: dict[str, int] = {}
     for entry in imports:  # type: ignore[attr-defined]
         domain, version = _domain(entry.domain), entry.version
@@ -189,4 +196,4 @@ def opset_table(imports: object, where: str) -> dict[str, int]:
                 remedy=f"export the model for opset {NEWEST_OPSET} or older",
             )
         table[domain] = version
-    return table
+    return _IMPLIED | table

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from relayc.frontends.onnx import OnnxImportError, UnsupportedOperatorError, ValueNeededError, from_onnx
+from relayc.relay.type import TensorType
 from relayc.te.errors import CompileError
 
 FLOAT = TensorProto.FLOAT
@@ -189,6 +190,16 @@ def test_all_unsupported_operators_are_listed_in_one_error() -> None:
         "imports no version of the domain 'not.imported'",
         error=UnsupportedOperatorError,
     )
+
+
+def test_the_domains_of_onnxruntime_need_no_import() -> None:
+    """What its transformer optimizer returns imports ONNX's own operators only."""
+    nodes = [
+        helper.make_node("FastGelu", ["x"], ["a"], domain="com.microsoft"),
+        helper.make_node("Scaler", ["a"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0]),
+    ]
+    module, _ = from_onnx(model(nodes))
+    assert module["main"].ret_type == TensorType((2, 3), "float32")
 
 
 def test_an_operator_of_another_domain_is_not_taken_for_onnx_s() -> None:
