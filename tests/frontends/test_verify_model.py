@@ -252,6 +252,8 @@ def test_quantised_tensors_may_differ_by_one_step(monkeypatch, step, departs):
     class Flipped(verify_module._References):
         def __call__(self, names):
             found = super().__call__(names)
+            if "q" not in found:
+                return found
             at = np.unravel_index(np.argmax(found["q"]), (2, 6))
             found["q"][at] += step
             for name in ("d", "y"):
@@ -264,6 +266,47 @@ def test_quantised_tensors_may_differ_by_one_step(monkeypatch, step, departs):
     counts = {found.tensor: found.steps for found in report.tensors}
     assert counts == {"q": abs(step) if abs(step) == 1 else 0, "d": 0, "y": 0}
     assert step != 1 or "1 elements by one step" in str(report.tensors[0])
+
+
+def quantised_layers() -> onnx.ModelProto:
+    """x -> int8 -> sum of all elements times 1, 2, ..., 6 -> int8."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["h"], name="product"),
+        helper.make_node("QuantizeLinear", ["h", "scale", "zero"], ["y"], name="last"),
+    ]
+    weights = np.arange(1, 7, dtype=np.float32).reshape(6, 1)
+    constants = {"scale": np.array(0.05, np.float32), "zero": np.array(0, np.int8), "w": weights}
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 6])],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, [2, 1])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("node", "departs"), [(None, None), ("h", "h"), ("y", "y")])
+def test_steps_that_layers_amplify_are_no_departure(monkeypatch, node, departs):
+    """One step of an input is six of the product; a wrong `node` after it is found still."""
+
+    class Flipped(verify_module._References):
+        def __call__(self, names):
+            found = super().__call__(names)
+            if "q" in found:
+                found["q"][0, 5] += 1
+                found["d"][0, 5] += 0.05
+                found["h"][0] += 0.3
+                found["y"][0] += 6
+            if node in found:
+                found[node] = found[node] + np.array(3, found[node].dtype)
+            return found
+
+    monkeypatch.setattr(verify_module, "_References", Flipped)
+    report = verify(quantised_layers(), {"x": X / 10}, against="reference")
+    assert (None if report.departs is None else report.departs.tensor) == departs
 
 
 def test_floats_far_from_quantised_ones_are_exact_still(monkeypatch):
