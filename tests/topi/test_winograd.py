@@ -11,7 +11,7 @@ import pytest
 from relayc import relay, te
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
-from relayc.relay import Function, IRModule, const, op, var
+from relayc.relay import Function, IRModule, Tuple, const, op, var
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
 from relayc.relay.op import nn
@@ -241,6 +241,23 @@ def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
         if result.size:
             exact = exact_convolution(data, weight, (1, 1), (dilation,) * 4, (dilation,) * 2, groups)
             assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_small_images_of_bytes_are_converted_where_they_are_read(padding: int):
+    """Between two layers of a quantised model are bytes, which the second kernel converts."""
+    rng, (h, w) = np.random.default_rng(0), map(te.size_var, "hw")
+    first, second = (rng.standard_normal((outputs, 192, 3, 3), np.float32) / 32 for outputs in (192, 248))
+    x = var("x", (1, 192, h, w))
+    levels = op.round(op.clip(nn.conv2d(x, const(first), padding=1), 0, 255))
+    y = nn.conv2d(op.cast(op.cast(levels, "uint8"), "float32"), const(second), padding=padding)
+    with PassContext(config={"relay.winograd": "f4"}):
+        lib = relay.build(IRModule({"main": Function((x,), Tuple((y, levels)))}), f"llvm {CACHES}")
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for lines, columns in ((3, 9), (8, 8), (31, 12)):
+        result, stored = executor.infer({"x": 9 * rng.standard_normal((1, 192, lines, columns), np.float32)})
+        exact = exact_convolution(stored, second, (1, 1), (padding,) * 4, (1, 1), 1)
+        assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean())
 
 
 @pytest.mark.parametrize(("dilation", "is_winograd"), [(2, True), (12, False)])

@@ -215,7 +215,7 @@ def conv_winograd(
         assert depth is None, "tiles of the input and the result are the same ones"
         tiles_read = tiles = ceil_div(tiles, whole) * whole
     attrs = {"tile": tile, "kernel": kernel, "padding": tuple(padding), "groups": groups, "dilation": dilation,
-             "likely_sides": likely_sides, "depth": depth}  # fmt: skip
+             "likely_sides": likely_sides, "depth": depth, "is_padded": padded is not data}  # fmt: skip
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)

@@ -167,8 +167,9 @@ def _recomputed_in_tiles(
     attrs, behind = anchor.attrs, operations_behind(outs)
     (patch,) = [op for op in behind if op.tag == "winograd_patch"]
     (image,) = [op.output(0) for op in behind if any(t.op.tag == "winograd_output" for t in op.input_tensors)]
-    (padded,) = patch.input_tensors
-    data = next(t for t in (padded, *padded.op.input_tensors) if isinstance(t.op, te.PlaceholderOp))
+    (data,) = patch.input_tensors
+    if attrs["is_padded"]:
+        (data,) = data.op.input_tensors
     names = ("kernel", "padding", "groups", "dilation", "likely_sides")
     by = conv_winograd(
         data, anchor.input_tensors[1], tile, **{name: attrs[name] for name in names}, channels=image.shape[-1],
