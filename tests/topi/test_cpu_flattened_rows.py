@@ -192,3 +192,17 @@ def test_logarithms_near_0_keep_their_precision(largest: float, length: int, tar
     expected = distances - np.log(np.exp(distances).sum(-1, keepdims=True))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=5e-7)
     assert found.max() <= 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["bool", "int8", "float16"])
+@pytest.mark.parametrize("length", [4, 11, 20])
+def test_rows_of_another_type_beside_them_are_right(length: int, kind: str, target: str) -> None:
+    data = _data(53, length)
+    other = (np.random.default_rng(3).random(data.shape) * 3).astype(kind)
+    x, y = (relay.var(name, data.shape, str(a.dtype)) for name, a in (("x", data), ("y", other)))
+    shown = relay.op.where(relay.op.cast(y, "bool"), x, relay.const(np.float32(-5)))
+    built = relay.build(relay.Function((x, y), nn.softmax(shown)), target)
+    module = graph_executor.GraphModule(built["default"](device("cpu", 0)), 2)
+    (result,) = module.infer({"x": data, "y": other})
+    np.testing.assert_allclose(result, _softmax(np.where(other.astype(bool), data, -5)), rtol=3e-6)

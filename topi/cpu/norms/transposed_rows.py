@@ -28,6 +28,8 @@ from relayc.topi.groups import constant_size, has_gaps, uses_reduction
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from relayc.topi.cpu.norms.facts import RowFacts
 
 __all__ = ["TransposedRows"]
@@ -76,9 +78,15 @@ class TransposedRows:
         if length % (2 * self.lanes) == 0:
             return Refused(f"rows of {length} elements are whole pairs of vectors")
         fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length, self.lanes))
-        transposes = fits and self.lanes in transposed_vectors(target, result.dtype)
-        reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed"
+        types = {result.dtype, *[t.dtype for t in self._read_whole(operations_behind([result]))]}
+        transposes = fits and all(self.lanes in transposed_vectors(target, each, (length, rows)) for each in types)
+        reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed, of each type read"
         return serves_if(transposes, reason)
+
+    def _read_whole(self, stages: Sequence[te.Operation]) -> list[te.Tensor]:
+        """The inputs of the kernel that stages read and that have the shape of the result."""
+        whole = [t for op in stages for t in op.outputs if tuple(t.shape) == tuple(self.rows.result.shape)]
+        return [t for t in whole if isinstance(t.op, te.PlaceholderOp)]
 
     def _lanes_along(self, length: int, rows: int) -> list[int]:
         """Return the vector lengths that fit along a row, and whose blocks fit `rows`, longest first."""
@@ -186,9 +194,7 @@ class TransposedRows:
         Returns for each input its transposed copy, the loop over blocks of columns and the columns of a block.
         """
         position, copies = len(transposed.shape) - 2, dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]()
-        before = operations_behind([transposed])
-        whole = [t for op in before for t in op.outputs if tuple(t.shape) == tuple(out.shape)]
-        for tensor in [t for t in whole if isinstance(t.op, te.PlaceholderOp)]:
+        for tensor in self._read_whole(operations_behind([transposed])):
             now = operations_behind([s.current(transposed)])
             readers = [op for op in now if tensor in op.input_tensors]
             copy, blocks, _ = transpose_in_registers(s, tensor, readers, position, self.lanes)
