@@ -379,7 +379,7 @@ def scanned(net: Net, x: Image) -> Image:
 @block(Image)
 def highest_pixels(net: Net, x: Image) -> Image:
     """A mask of the pixels that are the largest around them, as detectors of key points have."""
-    score = net.op("Sigmoid", convolved(net, x, 1, 3).name)
+    score = convolved(net, x, 1, 3).name
     around = net.op("MaxPool", score, kernel_shape=[3, 3], pads=[1] * 4)
     kept = net.op("Cast", net.op("Equal", score, around), to=1)
     return Image(net.op("Concat", x.name, net.op("Mul", score, kept), axis=1), x.channels + 1)
