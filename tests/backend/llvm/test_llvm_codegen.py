@@ -51,6 +51,17 @@ from relayc.te.tir.ops import all as all_of, logical_and
 from tests.backend.llvm.programs import assert_same, elementwise, loop, make, rng, sample
 
 
+@pytest.mark.parametrize(("wide", "narrow"), [("int32", "uint8"), ("int32", "int16"), ("int64", "int32")])
+@pytest.mark.parametrize("lanes", [8, 12, 16, 48, 64])
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_masked_stores_of_truncated_integers_write_only_what_the_mask_chooses(run_both, wide, narrow, lanes, count):
+    """LLVM stores the wide integer where a constant mask chooses one."""
+    a, c = decl_buffer((64,), wide, name="A"), decl_buffer((80,), narrow, name="C")
+    value = cast(narrow, BufferLoad(a, (ramp(0, 1, lanes),)))
+    f = make(BufferStore(c, value, (ramp(3, 1, lanes),), ramp(0, 1, lanes) < count), a, c)
+    assert_same(run_both(f, np.arange(20, 84, dtype=wide), np.full(80, 77, narrow)))
+
+
 @pytest.mark.parametrize("stride", [-1, 0, 1, 2, 3])
 @pytest.mark.parametrize("lanes", [3, 4, 7, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int8"])
