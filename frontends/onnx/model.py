@@ -34,7 +34,8 @@ from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 
 __all__ = [
-    "NEWEST_OPSET", "FunctionKey", "Model", "ModelSource", "declared_inputs", "function_key", "load", "opset_table",
+    "IMPLIED_OPSETS", "NEWEST_OPSET", "FunctionKey", "Model", "ModelSource", "declared_inputs", "function_key", "load",
+    "opset_table",
 ]  # fmt: skip
 
 ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
@@ -137,7 +138,7 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
     return NotAModelError(text)
 
 
-_IMPLIED = {"com.microsoft": 1, "ai.onnx.ml": 5}
+IMPLIED_OPSETS = {"com.microsoft": 1, "ai.onnx.ml": 5}
 """Versions of domains that models use without an import, as onnxruntime takes them: its transformer optimizer's do."""
 
 
@@ -176,10 +177,7 @@ def function_key(node: NodeProto) -> FunctionKey:
 
 
 def opset_table(imports: object, where: str) -> dict[str, int]:
-    """Version by domain: from `opset_import` entries, and of the domains in `_IMPLIED`.
-
-    Raises for unsupported or contradicting versions.
-    """
+    """Version by domain from `opset_import` entries. Raises for unsupported or contradicting versions."""
     table: dict[str, int] = {}
     for entry in imports:  # type: ignore[attr-defined]
         domain, version = _domain(entry.domain), entry.version
@@ -196,4 +194,4 @@ def opset_table(imports: object, where: str) -> dict[str, int]:
                 remedy=f"export the model for opset {NEWEST_OPSET} or older",
             )
         table[domain] = version
-    return _IMPLIED | table
+    return table

@@ -9,7 +9,7 @@ from onnx import NodeProto
 from relayc.frontends.onnx.errors import UnsupportedOperatorError
 from relayc.frontends.onnx.functions import has_function
 from relayc.frontends.onnx.graph import describe, with_nested
-from relayc.frontends.onnx.model import NEWEST_OPSET, Model, function_key, opset_table
+from relayc.frontends.onnx.model import IMPLIED_OPSETS, NEWEST_OPSET, Model, function_key, opset_table
 from relayc.frontends.onnx.registry import find_converter
 from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
@@ -37,7 +37,7 @@ def list_unsupported(model: Model) -> None:
         bodies.append((function.node, opsets))
     for nodes, opsets in reversed(bodies):
         for node in with_nested(nodes):
-            problem = _why_unsupported(node, opsets, model)
+            problem = _why_unsupported(node, {**IMPLIED_OPSETS, **opsets}, model)
             if problem:
                 missing.setdefault(problem, []).append(describe(node))
                 operators[problem.split(" ", 1)[0]] = None
