@@ -113,12 +113,16 @@ class _Count:
 def unravel_index(position: Any, shape: Sequence[Dim]) -> list[Any]:
     """The index of row-major `position` in a tensor of `shape`; any one if the tensor has no elements."""
     index: list[Any] = [convert(0)] * len(shape)
-    long = [axis for axis, size in enumerate(shape) if as_int(size) not in (0, 1)]
+    last = next((axis for axis, size in enumerate(shape) if as_int(size) != 1), 0)
+    if last and as_int(shape[last]) is not None:
+        last = 0  # of a dynamic size behind sizes of 1 nothing would know that there is no remainder
     rest = position
-    for axis in reversed(long):
-        first = axis == long[0]  # has what is left: no remainder, which nothing would know to be that
-        index[axis] = rest if first else rest % shape[axis]
-        rest = rest if first else rest // shape[axis]
+    for axis in range(len(shape) - 1, last, -1):
+        if as_int(shape[axis]) not in (0, 1):
+            index[axis] = rest % shape[axis]
+            rest = rest // shape[axis]
+    if index:
+        index[last] = rest
     return index
 
 
