@@ -35,6 +35,7 @@ from relayc.relay.interpreter import apply_reference
 from relayc.relay.op import broadcast, elementwise
 from relayc.relay.op.base import OpDef, make_call
 from relayc.relay.op.elementwise import Clip
+from relayc.relay.op.nn.bias import BiasAdd
 from relayc.relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relayc.relay.op.nn.dense import Dense
 from relayc.relay.op.nn.pad import Pad
@@ -132,6 +133,8 @@ class _Rewriter:
 
     def rewrite(self, call: Call, shared: Sharing) -> Expr:
         match call.op:
+            case Quantize() if all(isinstance(a, Constant) for a in call.args):
+                return _value(call)  # weights that the model keeps in floats
             case Quantize():
                 return self._quantize(call, call.op, shared)
             case Dequantize():
@@ -140,6 +143,8 @@ class _Rewriter:
                 return self._convolution(call, call.op)
             case Dense():
                 return self._dense(call)
+            case BiasAdd() if id(call.args[0]) in self.products:
+                return _biased(call, call.op)
             case _ if is_call_of(call, "concatenate"):
                 return _concatenated(call)
             case _ if is_call_of(call, *_DATA_MOVEMENT, "take") or _pads_with_zero(call):
@@ -467,6 +472,17 @@ def _concatenated(call: Call) -> Expr:
     assert isinstance(first, Call)
     integers = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
     return make_call(first.operator, (integers, *first.args[1:]), call.span)
+
+
+def _biased(call: Call, op: BiasAdd) -> Expr:
+    """The bias of a product as a constant that is added to it."""
+    product, bias = call.args
+    if isinstance(bias, Call) and isinstance(bias.op, Dequantize) and all(isinstance(a, Constant) for a in bias.args):
+        bias = _value(bias)
+    if not isinstance(bias, Constant):
+        return call
+    behind = [1] * (len(call.shape) - 1 - op.axis % len(call.shape))
+    return broadcast.add(product, Constant(array_of(bias).reshape(-1, *behind), span=bias.span))
 
 
 def _move(call: Call) -> Expr:

@@ -101,6 +101,27 @@ def test_convolutions(dtype, data_zero, zero):
     assert "int32" in str(function)
 
 
+@pytest.mark.parametrize("kind", ["floats", "quantised"])
+def test_the_bias_of_a_convolution_is_added_in_units_of_the_result(kind):
+    x, real = data((1, 6, 9, 8))
+    bias: Expr = const(RNG.uniform(-1, 1, 10).astype(np.float32))
+    if kind == "quantised":
+        steps = const(RNG.integers(-9000, 9000, 10).astype(np.int32))
+        bias = qnn.dequantize(steps, RNG.uniform(1e-4, 2e-4, 10).astype(np.float32), np.zeros(10, np.int32), axis=0)
+    conv = nn.bias_add(nn.conv2d(real, weights((10, 6, 3, 3)), padding=(1, 1)), bias, axis=1)
+    found = count_operators(check(requantised(nn.relu(conv), 0.03, 0), x))
+    assert found["divide"] == 0 and found["round"] == 1 and found["nn.relu"] == 0
+
+
+def test_weights_that_are_quantised_in_the_graph_are_constants():
+    x, real = data((1, 6, 9, 8))
+    scales, zeros = RNG.uniform(0.01, 0.02, 10).astype(np.float32), np.zeros(10, np.int8)
+    floats = const(RNG.uniform(-1, 1, (10, 6, 3, 3)).astype(np.float32))
+    weight = qnn.dequantize(qnn.quantize(floats, scales, zeros, axis=0, out_dtype="int8"), scales, zeros, axis=0)
+    function = check(requantised(nn.conv2d(real, weight)), x)
+    assert "int32" in str(function) and count_operators(function)["divide"] == 0
+
+
 def test_sums_of_groups_are_carried_in_floats():
     x, real = data((1, 16, 9, 9))
     depthwise = nn.conv2d(real, weights((16, 1, 3, 3)), padding=(1, 1), groups=16)
