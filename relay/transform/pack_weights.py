@@ -247,11 +247,12 @@ class _Packer:
         width = self._amx_window_panel(call, rows, channels, math.prod(kernel) * -(-inputs // 2), "dot2_bfloat16")
         on_amx = width > 0
         width = width or self._width(_rows(call), channels, steps, row_stride, row_size, "dot2_bfloat16")
-        order = f"{op.kernel_layout} in pairs{' as windows' if on_amx else ''}"
-        panels = self._bfloat16_panels(weight, outputs_first, order, width, flat=on_amx)
+        as_windows = on_amx or not isinstance(call.shape[-2], int)
+        order = f"{op.kernel_layout} in pairs{' as windows' if as_windows else ''}"
+        panels = self._bfloat16_panels(weight, outputs_first, order, width, flat=as_windows)
         made = Conv2DNHWCDot2Bfloat16(
             channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation,
-            kernel_size=tuple(kernel) if on_amx else None,
+            kernel_size=tuple(kernel) if as_windows else None,
         )  # fmt: skip
         data = Call(Words(), (pad_last(with_last(call.args[0], inputs), inputs % 2),))
         return _as_type(Call(made, (data, panels), span=call.span), call)
@@ -460,15 +461,16 @@ class _Packer:
             matrix = outputs_first.reshape(channels, group_size)
             dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
             return None if dot4 is None else dot4.product_of_rows(channels, call)
-        order = f"{op.kernel_layout} as windows" if on_amx else op.kernel_layout
-        dot4 = self._dot4_operands(call, weight, outputs_first, order, width, flat=on_amx)
+        as_windows = on_amx or (has_byte_products(self.target) and not isinstance(call.shape[-2], int))
+        order = f"{op.kernel_layout} as windows" if as_windows else op.kernel_layout
+        dot4 = self._dot4_operands(call, weight, outputs_first, order, width, flat=as_windows)
         if dot4 is None or (padded and not isinstance(dot4.zero, int)):
             return None
         border = dot4.zero if padded and isinstance(dot4.zero, int) else 0
         if dot4.table is None:
             made = Conv2DNHWCDot4(
                 channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border,
-                kernel_size=tuple(kernel) if on_amx else None,
+                kernel_size=tuple(kernel) if as_windows else None,
             )  # fmt: skip
             return dot4.sums(made, call)
         return dot4.product_of_windows(call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)

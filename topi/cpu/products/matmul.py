@@ -76,7 +76,7 @@ def _tile_output(
         block, row = s[out].split(row, factor=plan.height * plan.tiles_per_step, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
-    if plan.tiles_of_a_block and one_loop:
+    if plan.tiles_of_a_block and (one_loop or plan.shared_blocks):
         tiles = plan.tiles_of_even_blocks(num_elements(StoreOrder.of(out).result.shape[:-1]))
         block, row_outer = s[out].split(row_outer, factor=tiles)
         blocks = [block]
@@ -86,11 +86,11 @@ def _tile_output(
         s[out].reorder(block, *column_outer, group, row_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(block, *column_outer), work, lanes)
         tile = row_outer
-    elif one_loop and not plan.separate_panels:
+    elif one_loop and not plan.separate_panels and not plan.shared_blocks:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
-    elif plan.panels_first and not batch:
+    elif plan.panels_first and not batch and not plan.shared_blocks:
         s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
         parallel(s, out, column_outer[0], work, lanes)
         tile = row_outer

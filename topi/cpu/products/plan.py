@@ -134,10 +134,18 @@ class ProductPlan:
     tiles_of_a_block: int = 0
     """most row tiles, of a dynamic number, that all panels pass over before the next ones; 0: all"""
 
+    shared_blocks: int = 0
+    """threads that share blocks of row tiles, all panels of a block, for which something is computed once; 0: none"""
+
     def tiles_of_even_blocks(self, rows: te.Dim) -> te.Dim:
         """Row tiles of a block where there are `rows`: blocks are as even as their number allows."""
         tiles = ceil_div(rows, self.height)
-        return ceil_div(tiles, ceil_div(tiles, self.tiles_of_a_block)) if self.tiles_of_a_block else tiles
+        if not self.tiles_of_a_block:
+            return tiles
+        if not self.shared_blocks:
+            return ceil_div(tiles, ceil_div(tiles, self.tiles_of_a_block))
+        rounds = tiles // (self.tiles_of_a_block * self.shared_blocks) + 1
+        return ceil_div(tiles, rounds * self.shared_blocks)
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:

@@ -1,0 +1,57 @@
+"""Convolutions of images of dynamic width by 8-bit and bfloat16 dot products copy windows by blocks of pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relayc import relay
+from relayc.backend.runtime import device, graph_executor
+from relayc.backend.target import Target
+from relayc.relay.expr import Expr
+from relayc.relay.interpreter import evaluate
+from relayc.relay.lowering.graph import make_graph
+from relayc.relay.lowering.lower import lower
+from relayc.relay.op import nn, qnn
+from relayc.te.ir import IRModule
+from relayc.te.tir import SizeVar
+
+RNG = np.random.default_rng(3)
+SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
+SIZES = [(1, 9, 1), (1, 9, 40), (2, 20, 33), (3, 7, 12), (1, 64, 50)]
+
+
+def quantised(inputs: int, outputs: int, kernel: int, stride: int, dilation: int) -> tuple[relay.Var, Expr]:
+    """A convolution of images (b, inputs, h, w) of bytes with a bias, quantised again."""
+    x = relay.var("x", (SizeVar("b"), inputs, SizeVar("h"), SizeVar("w")), "uint8")
+    scales, zeros = RNG.uniform(0.001, 0.004, outputs).astype(np.float32), np.zeros(outputs, np.int8)
+    weight = RNG.integers(-127, 128, (outputs, inputs, kernel, kernel)).astype(np.int8)
+    real = nn.conv2d(
+        qnn.dequantize(x, 0.02, 113), qnn.dequantize(relay.const(weight), scales, zeros, axis=0),
+        strides=(stride, stride), padding=(kernel // 2 * dilation,) * 2, dilation=(dilation, dilation),
+    )  # fmt: skip
+    bias = relay.const(RNG.normal(size=outputs).astype(np.float32))
+    return x, qnn.quantize(nn.relu(nn.bias_add(real, bias, axis=1)), 0.1, 20, out_dtype="uint8")
+
+
+@pytest.mark.parametrize("target", ["llvm -num-cores=2", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize(("inputs", "outputs", "kernel", "stride", "dilation"), [
+    (16, 64, 3, 1, 1), (32, 33, 3, 2, 1), (12, 1, 5, 1, 1), (64, 40, 3, 1, 2), (4, 16, 7, 2, 1), (16, 24, 1, 2, 1),
+])  # fmt: skip
+def test_images_of_any_size(inputs, outputs, kernel, stride, dilation, target):
+    x, body = quantised(inputs, outputs, kernel, stride, dilation)
+    built = relay.build(relay.Function([x], body), target)
+    module = graph_executor.GraphModule(built["default"](device("cpu", 0)), 2)
+    for batch, height, width in SIZES:
+        data = RNG.integers(0, 256, (batch, inputs, height, width)).astype(np.uint8)
+        expected = evaluate(relay.Function([x], body), [data]).astype(np.int64)
+        off = np.abs(module.infer({"x": data})[0].astype(np.int64) - expected)
+        assert off.max() <= 1 and (off > 0).mean() < 0.02
+
+
+def test_no_kernel_has_the_windows_of_a_whole_image():
+    x, body = quantised(64, 64, 3, 1, 1)
+    optimized = relay.optimize(IRModule({"main": relay.Function([x], body)}), SERVER)
+    kernels = [lower(node.workload, SERVER) for node in make_graph(optimized["main"]).nodes]
+    assert any("windows" in str(kernel.function) for kernel in kernels)
+    assert not any("windows" in str(kernel.function).split(")")[0] for kernel in kernels), "none is a parameter"
