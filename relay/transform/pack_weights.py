@@ -71,6 +71,7 @@ from relayc.topi.cpu.tiling import (
     vector_lanes,
 )
 from relayc.topi.groups import likely_rows
+from relayc.topi.nn.conv import copies_windows
 
 __all__ = ["PackWeights"]
 
@@ -247,7 +248,7 @@ class _Packer:
         width = self._amx_window_panel(call, rows, channels, math.prod(kernel) * -(-inputs // 2), "dot2_bfloat16")
         on_amx = width > 0
         width = width or self._width(_rows(call), channels, steps, row_stride, row_size, "dot2_bfloat16")
-        as_windows = on_amx or not isinstance(call.shape[-2], int)
+        as_windows = on_amx or copies_windows(call.shape[-2], kernel, inputs)
         order = f"{op.kernel_layout} in pairs{' as windows' if as_windows else ''}"
         panels = self._bfloat16_panels(weight, outputs_first, order, width, flat=as_windows)
         made = Conv2DNHWCDot2Bfloat16(
@@ -461,7 +462,7 @@ class _Packer:
             matrix = outputs_first.reshape(channels, group_size)
             dot4 = self._dot4_operands(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
             return None if dot4 is None else dot4.product_of_rows(channels, call)
-        as_windows = on_amx or (has_byte_products(self.target) and not isinstance(call.shape[-2], int))
+        as_windows = on_amx or (has_byte_products(self.target) and copies_windows(call.shape[-2], kernel, group_size))
         order = f"{op.kernel_layout} as windows" if as_windows else op.kernel_layout
         dot4 = self._dot4_operands(call, weight, outputs_first, order, width, flat=as_windows)
         if dot4 is None or (padded and not isinstance(dot4.zero, int)):

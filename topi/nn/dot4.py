@@ -16,7 +16,7 @@ from relayc import te
 from relayc.te import Tensor
 from relayc.te.tir import Dim, PrimExpr, as_dim
 from relayc.te.tir.ops import bitwise_or, call_intrin, left_shift
-from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at
+from relayc.topi.nn.conv import kernel_axes, output_sizes, taps_at, windows_of
 from relayc.topi.nn.dense import first_columns, with_rows
 from relayc.topi.nn.pad import pad_spatial
 from relayc.topi.tag import INJECTIVE
@@ -140,15 +140,7 @@ def _product_of_windows(
     dilation: Sequence[int], grid: Sequence[Dim], form: str,
 ) -> Tensor:  # fmt: skip
     steps, nr = weight.shape[1:]
-    run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # contiguous words of a window
-
-    def window(p: Any, k: Any) -> PrimExpr:
-        b, *position = unravel_index(p, grid)
-        *tap, channel = unravel_index(k, (*kernel, padded.shape[-1]))
-        return padded(b, *taps_at(position, tap, strides, dilation), channel)
-
-    attrs = {"run": run, "grid": grid, "kernel": kernel, "strides": strides, "dilation": dilation}
-    windows = te.compute((num_elements(grid), steps), window, name="windows", tag="windows", attrs=attrs)
+    windows = windows_of(padded, grid, kernel, strides, dilation)
     k = te.reduce_axis((0, steps), name="k")
 
     def body(p: Any, c: Any) -> PrimExpr:
