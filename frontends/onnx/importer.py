@@ -24,7 +24,7 @@ from relayc.frontends.onnx.functions import most_inputs, schema_defaults, schema
 from relayc.frontends.onnx.gradient_bodies import with_gradient_bodies
 from relayc.frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from relayc.frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_passed
-from relayc.frontends.onnx.model import IMPLIED_OPSETS, Model, ModelSource, function_key, load, opset_table
+from relayc.frontends.onnx.model import Model, ModelSource, function_key, load, opset_table, with_implied
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.registry import Result, find_converter
 from relayc.frontends.onnx.session import Session
@@ -196,7 +196,7 @@ class _Importer:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
         check_expansion(self.model)
-        scope = _Scope(_Values(), {**IMPLIED_OPSETS, **self.model.opsets}, {}, where)
+        scope = _Scope(_Values(), with_implied(self.model.opsets), {}, where)
         params = {n: [Var(name=n, ty=ty, span=Span(where, n))] for n, ty in types.items() if n not in constants}
         scope.values.update({name: var for name, (var,) in params.items()})
         scope.values.update(other_values)
@@ -414,8 +414,8 @@ class _Importer:
                 f"the function {function.name!r} takes {len(function.input)} inputs, got {len(inputs)}"
             )
         defaults = {a.name: a for a in function.attribute_proto}
-        imported = opset_table(function.opset_import, where) if len(function.opset_import) else scope.opsets
-        opsets = {**IMPLIED_OPSETS, **imported}
+        imports = function.opset_import
+        opsets = with_implied(opset_table(imports, where)) if len(imports) else scope.opsets
         values = _Values()
         values.update({n: x for n, x in zip(function.input, inputs, strict=False) if x is not None})
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)

@@ -34,8 +34,8 @@ from relayc.frontends.onnx.tensors import message_weights
 from relayc.frontends.onnx.weights import RawData, StoredBytes, WeightBytes
 
 __all__ = [
-    "IMPLIED_OPSETS", "NEWEST_OPSET", "FunctionKey", "Model", "ModelSource", "declared_inputs", "function_key", "load",
-    "opset_table",
+    "NEWEST_OPSET", "FunctionKey", "Model", "ModelSource", "declared_inputs", "function_key", "load", "opset_table",
+    "with_implied",
 ]  # fmt: skip
 
 ModelSource = ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str] | OnnxProgram | ModelParts
@@ -138,8 +138,13 @@ def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False)
     return NotAModelError(text)
 
 
-IMPLIED_OPSETS = {"com.microsoft": 1, "ai.onnx.ml": 5}
+_IMPLIED = {"com.microsoft": 1, "ai.onnx.ml": 5}
 """Versions of domains that models use without an import, as onnxruntime takes them: its transformer optimizer's do."""
+
+
+def with_implied(opsets: Mapping[str, int]) -> dict[str, int]:
+    """The imported versions of domains, and those of domains that need no import."""
+    return {**_IMPLIED, **opsets}
 
 
 def _checked(proto: ModelProto, name: str, folders: tuple[Path, ...], raw_data: RawData) -> Model:

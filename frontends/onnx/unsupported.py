@@ -9,7 +9,7 @@ from onnx import NodeProto
 from relayc.frontends.onnx.errors import UnsupportedOperatorError
 from relayc.frontends.onnx.functions import has_function
 from relayc.frontends.onnx.graph import describe, with_nested
-from relayc.frontends.onnx.model import IMPLIED_OPSETS, NEWEST_OPSET, Model, function_key, opset_table
+from relayc.frontends.onnx.model import NEWEST_OPSET, Model, function_key, opset_table, with_implied
 from relayc.frontends.onnx.registry import find_converter
 from relayc.frontends.onnx.unsupported_operators import UNSUPPORTED
 
@@ -31,13 +31,13 @@ def list_unsupported(model: Model) -> None:
     """Raise one error that lists all operators without a converter in the model, its functions and subgraphs."""
     missing: dict[str, list[str]] = {}
     operators: dict[str, None] = {}
-    bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
+    bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, with_implied(model.opsets))]
     for function in model.functions.values():
         opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
-        bodies.append((function.node, opsets))
+        bodies.append((function.node, with_implied(opsets)))
     for nodes, opsets in reversed(bodies):
         for node in with_nested(nodes):
-            problem = _why_unsupported(node, {**IMPLIED_OPSETS, **opsets}, model)
+            problem = _why_unsupported(node, opsets, model)
             if problem:
                 missing.setdefault(problem, []).append(describe(node))
                 operators[problem.split(" ", 1)[0]] = None

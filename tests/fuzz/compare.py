@@ -19,7 +19,7 @@ from relayc.frontends.onnx.verify import departure
 from relayc.te.errors import CompileError
 from relayc.te.ir import IRModule
 from tests.fuzz.builder import Sample, Value, random_graph
-from tests.fuzz.names import reads
+from tests.fuzz.names import needed, reads
 from tests.fuzz.oracle import InvalidModel, evaluate, expected_outputs, unit_noise
 from tests.fuzz.schemas import kind_of
 
@@ -167,24 +167,19 @@ def _smaller(sample: Sample) -> list[Sample]:
 def _cut(sample: Sample, nodes: set[int], outputs: list[Value], passed: Arrays) -> Sample:
     """The nodes that the outputs still need among `nodes`, with values given for tensors that nothing makes."""
     graph = sample.model.graph
-    needed = {v.name for v in outputs}
-    kept: list[int] = []
-    for i in sorted(nodes, reverse=True):
-        if not needed.isdisjoint(graph.node[i].output):
-            kept.append(i)
-            needed.update(reads(graph.node[i]))
+    kept, names = needed([graph.node[i] for i in sorted(nodes)], {v.name for v in outputs})
     model = ModelProto()
     model.CopyFrom(sample.model)
     for part in (model.graph.node, model.graph.output, model.graph.input, model.graph.initializer):
         del part[:]  # type: ignore[attr-defined]
-    model.graph.node.extend([graph.node[i] for i in sorted(kept)])
+    model.graph.node.extend(kept)
     model.graph.output.extend([ValueInfoProto(name=v.name) for v in outputs])
-    model.graph.input.extend([i for i in graph.input if i.name in needed])
-    model.graph.initializer.extend([t for t in graph.initializer if t.name in needed])
-    extra = {name: value for name, value in passed.items() if name in needed}
+    model.graph.input.extend([i for i in graph.input if i.name in names])
+    model.graph.initializer.extend([t for t in graph.initializer if t.name in names])
+    extra = {name: value for name, value in passed.items() if name in names}
     for name, value in extra.items():
         model.graph.input.append(helper.make_tensor_value_info(name, kind_of(value.dtype.name), value.shape))
-    runs = [{**{name: a for name, a in run.items() if name in needed}, **extra} for run in sample.runs]
+    runs = [{**{name: a for name, a in run.items() if name in names}, **extra} for run in sample.runs]
     return replace(sample, model=model, outputs=outputs, runs=runs)
 
 

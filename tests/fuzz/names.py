@@ -1,10 +1,12 @@
-"""Which tensors a node reads."""
+"""Which tensors a node reads, and which nodes tensors need."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from onnx import AttributeProto, GraphProto, NodeProto
 
-__all__ = ["reads", "subgraphs"]
+__all__ = ["needed", "reads", "subgraphs"]
 
 
 def subgraphs(node: NodeProto) -> list[GraphProto]:
@@ -22,3 +24,13 @@ def reads(node: NodeProto) -> list[str]:
             own.update(inner.output)
         names.extend([o.name for o in graph.output if o.name not in own])
     return list(dict.fromkeys(names))
+
+
+def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> tuple[list[NodeProto], set[str]]:
+    """Those of the nodes that outputs need, in order, and the names of all tensors that are needed."""
+    names, kept = set(outputs), list[NodeProto]()
+    for node in reversed(nodes):
+        if not names.isdisjoint(node.output):
+            kept.append(node)
+            names.update(reads(node))
+    return kept[::-1], names

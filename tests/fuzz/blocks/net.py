@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from tests.fuzz.names import needed
+
 __all__ = ["BLOCKS", "Image", "Net", "Tokens", "block"]
 
 Array = np.ndarray[Any, Any]
@@ -194,8 +196,10 @@ class Net:
         return self.op("Add", self.op("Mul", self.op("Div", centred, root), scale), shift)
 
     def model(self, values: Sequence[str]) -> ModelProto:
-        """The graph, with these outputs."""
-        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self.inputs.items()]
+        """The graph of these values, of all that they need."""
+        nodes, names = needed(self.nodes, values)
+        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self.inputs.items() if n in names]
         outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in values]
-        graph = helper.make_graph(self.nodes, "network", inputs, outputs, self.initializers)
+        weights = [tensor for tensor in self.initializers if tensor.name in names]
+        graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
