@@ -1,7 +1,8 @@
 """The ONNX project's own backend tests: its cases and its runner (`onnx.backend.test`), with a stricter comparison.
 
 Every case that does not pass is listed in `not_passed.txt` with its reason: "unsupported", by an
-`UnsupportedOperatorError`, or "differs", where the recorded values can't be reproduced. The list has to be exact.
+`UnsupportedOperatorError`, "differs", where the recorded values can't be reproduced, or "random", where values are
+drawn: those may be the recorded ones by chance. The list has to be exact.
 """
 
 from __future__ import annotations
@@ -26,12 +27,18 @@ with warnings.catch_warnings():
 __all__ = ["NOT_PASSED", "Suite", "not_passed", "shard"]
 
 NOT_PASSED = Path(__file__).with_name("not_passed.txt")
-WAYS = ("unsupported", "differs")
+WAYS = {"unsupported": ("unsupported",), "differs": ("differs",), "random": ("differs", "passed")}
+"""Outcomes of `Suite.run` by the way in which a case is listed."""
+
 SAMPLED = 8
 """A sample holds one of every `SAMPLED` cases of each family, at least one."""
 
 BFLOAT16_RTOL = 2.0**-6
 """The suite's own tolerance for bfloat16: two units in the last place."""
+
+
+class WrongTypeError(Exception):
+    """Results of a case are of another number, type or shape than the recorded ones."""
 
 
 def not_passed() -> dict[str, str]:
@@ -85,12 +92,12 @@ class Suite(Runner):
         """Why a case's outcome differs from the listed one; empty if it agrees."""
         listed = not_passed().get(name, "passed")
         way, text = self.run(name)
-        if way == listed:
+        if way in WAYS.get(listed, ("passed",)):
             return ""
         return f"{name} is listed in {NOT_PASSED.name} as {listed}; it is {way}: {text}"
 
     def run(self, name: str) -> tuple[str, str]:
-        """"passed", "unsupported", "differs" or "fails", and the message."""
+        """"passed", "unsupported", "differs" (in values) or "fails", and the message."""
         test = f"{name}_cpu"
         try:
             getattr(self._cases(test), test)()
@@ -106,30 +113,37 @@ class Suite(Runner):
     def assert_similar_outputs(
         cls, ref_outputs: Sequence[Any], outputs: Sequence[Any], rtol: float, atol: float, model_dir: str | None = None
     ) -> None:
-        assert len(outputs) == len(ref_outputs), f"{len(outputs)} outputs, expected {len(ref_outputs)}"
+        _require(len(outputs) == len(ref_outputs), f"{len(outputs)} values, expected {len(ref_outputs)}")
         for have, want in zip(outputs, ref_outputs, strict=True):
             cls._compare(have, want, rtol, atol)
 
     @classmethod
     def _compare(cls, have: Any, want: Any, rtol: float, atol: float) -> None:
         if want is None or isinstance(want, list | tuple):
-            assert (have is None) == (want is None), (have, want)
+            _require((have is None) == (want is None), f"{have}, expected {want}")
             if want is not None:
-                assert isinstance(have, list | tuple), type(have)
+                _require(isinstance(have, list | tuple), f"{type(have)}, expected a sequence")
                 cls.assert_similar_outputs(want, have, rtol, atol)
             return
         expected = np.asarray(want)
-        assert isinstance(have, np.ndarray) and have.shape == expected.shape, (have, expected.shape)
+        _require(isinstance(have, np.ndarray), f"{type(have)}, expected an array")
+        _require(have.shape == expected.shape, f"shape {have.shape}, expected {expected.shape}")
         if expected.dtype.kind in "OSU":
-            assert have.dtype.kind in "OSU" and have.astype(str).tolist() == expected.astype(str).tolist(), (have, want)
+            _require(have.dtype.kind in "OSU", f"{have.dtype}, expected strings")
+            assert have.astype(str).tolist() == expected.astype(str).tolist(), (have, want)
             return
-        assert have.dtype == expected.dtype, (have.dtype, expected.dtype)
+        _require(have.dtype == expected.dtype, f"{have.dtype}, expected {expected.dtype}")
         if expected.dtype.kind in "biu":
             np.testing.assert_array_equal(have, expected)
             return
         wide = have.dtype if have.dtype.kind == "c" else np.float64
         slack = BFLOAT16_RTOL if have.dtype.name == "bfloat16" else rtol
         np.testing.assert_allclose(have.astype(wide), expected.astype(wide), rtol=slack, atol=atol)
+
+
+def _require(holds: bool, text: str) -> None:
+    if not holds:
+        raise WrongTypeError(text)
 
 
 def _families() -> dict[str, str]:
