@@ -49,10 +49,10 @@ class _Winograd(OpDef):
         require(ranks, f"(C3) data needs {rank + 2} dimensions, weight {rank + 3}; got {data} and {weight}")
         *_, h, w, c = data.shape
         blocks, *places, inputs, nr = weight.shape
-        assert isinstance(blocks, int) and isinstance(nr, int)
+        assert isinstance(nr, int)
         size = self.tile + self.kernel_size - 1
         channels_match = dims_match(c, as_dim(inputs * self.groups))
-        matches = places[:2] == [size, size] and channels_match and blocks % self.groups == 0
+        matches = places[:2] == [size, size] and channels_match and (self.groups == 1 or blocks % self.groups == 0)
         wanted = f"{c} channels in {self.groups} groups need weights of {size} x {size} places"
         require(matches, f"(C4) {wanted} and as many channels and panels; got {weight}")
         *_, top, left = self.padding[:rank]
@@ -61,7 +61,7 @@ class _Winograd(OpDef):
         ow = output_size(w, self.kernel_size, 1, self.dilation, left + right)
         fits = at_least(oh, 1) and at_least(ow, 1)
         require(fits, f"(C5) the kernel of {self.kernel_size} taps reaches over more than the padded input")
-        outputs = blocks * nr if self.channels is None else self.channels
+        outputs = as_dim(blocks * nr) if self.channels is None else self.channels
         filled = self.channels is None or (self.groups == 1 and fill_panels(outputs, blocks, nr))
         require(filled, f"(C6) {blocks} panels of {nr} in {self.groups} groups don't hold {outputs} outputs")
         return oh, ow, outputs
@@ -117,7 +117,12 @@ class Conv2DNHWCWinograd(_Winograd):
     largest_ratio = 2
 
     def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
-        return self, ((3,), (3,)) if self.groups == 1 else ((), ())
+        """Channels, and panels of outputs if these are whole."""
+        if self.groups > 1:
+            return self, ((), ())
+        panels, *_, nr = types[1].shape
+        whole = self.channels is None or dims_match(self.channels, as_dim(panels * nr))
+        return self, ((3,), (0, 3) if whole else (3,))
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         plane = self._plane(data, weight)

@@ -32,10 +32,11 @@ WINOGRAD = ((20, 24), (24, 28), (17, 21), (27, 25))
 DEPTHWISE = ((32, 32), (48, 48), (96, 96), (192, 192))
 PRODUCTS = ((40, 33), (40, 47), (40, 40))
 PANELS = ((48, 96), (96, 192), (192, 96))
+WINOGRAD_PANELS = ((160, 64), (160, 128), (256, 128))
 STEPS = ((12, 96), (18, 96), (42, 96))
 LAYERS = {
     "winograd": WINOGRAD, "depthwise": DEPTHWISE, "pointwise": PRODUCTS, "panels": PANELS, "steps": STEPS,
-    "dense": PRODUCTS,
+    "dense": PRODUCTS, "winograd panels": WINOGRAD_PANELS,
 }  # fmt: skip
 
 Arrays = list[np.ndarray]
@@ -51,7 +52,8 @@ def layers(
     weights: list[Arrays] = []
     for number, (inputs, count) in enumerate(widths):
         x = var(f"x{number}", (batch, inputs) if kind == "dense" else (batch, height, width, inputs))
-        taps = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "dense": (inputs,)}.get(kind, (inputs, 1, 1))
+        shapes = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "dense": (inputs,)}
+        taps = shapes.get(kind.removesuffix(" panels"), (inputs, 1, 1))
         weight, bias = rng.standard_normal((count, *taps), np.float32) / 8, rng.standard_normal(count, np.float32)
         if kind == "dense":
             y = nn.dense(x, const(weight))
