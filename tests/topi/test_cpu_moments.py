@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from relayc import backend, te, topi
+from relayc.backend.llvm.codegen import PassSelection
+from relayc.backend.llvm.compiler import Compiler
 from relayc.backend.target import Target
+from relayc.te.tir import SizeVar
 from relayc.topi.cpu.reductions.parts import part_sizes
 from relayc.topi.registry import schedule_for
 from tests.processors import runnable
@@ -158,6 +161,18 @@ def test_norm_of_channels_of_dynamic_sides():
         result = backend.nd.empty(shape, "float32")
         function(*map(backend.nd.array, (a, g, b)), result)
         np.testing.assert_allclose(result.numpy(), wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (48, 6), (96, 4), (512, 32)])
+def test_norms_of_dynamic_sides_leave_llvm_no_loop_to_vectorize(channels, groups):
+    """Neither those over groups of channels, nor sums in memory: few of LLVM's passes take half the time."""
+    x = te.placeholder((te.size_var("n"), te.size_var("h"), te.size_var("w"), channels), "float32", "x")
+    gamma, beta = (te.placeholder((channels,), "float32", name) for name in "gb")
+    out = topi.nn.group_norm(x, gamma, beta, groups, 3, 1e-5)
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores=2")
+    sizes = [d for d in x.shape if isinstance(d, SizeVar)]
+    function = te.lower(schedule_for([out], target), [*sizes, x, gamma, beta, out])["main"]
+    assert Compiler(target).emit([function]).passes is PassSelection.FEW
 
 
 def test_sizes_of_parts():

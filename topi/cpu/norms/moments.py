@@ -13,7 +13,7 @@ from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
 from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying
 from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next, rows_of_whole_lines
-from relayc.topi.cpu.reductions.lines import add_up_groups, add_up_lines
+from relayc.topi.cpu.reductions.lines import add_up_adjacent, add_up_groups, add_up_lines
 from relayc.topi.cpu.reductions.parts import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across
 from relayc.topi.cpu.tiling import partitions_evenly, vector_lanes
@@ -206,9 +206,11 @@ def _schedule_moments(
         statistic, along_memory = op.output(0), op.attrs.get("reduces_last_axis", False)
         if at is not None:
             s[statistic].compute_at(s[at[0]], at[1])
-        if op.num_outputs > 1 or not op.axis or along_memory or (along and at is not None):
+        if op.num_outputs > 1 or not op.axis or ((along_memory or along) and at is not None):
             continue
-        if not op.reduce_axis:
+        if along_memory:
+            add_up_adjacent(s, statistic, lanes)
+        elif not op.reduce_axis:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
         elif at is not None:
             add_up_lines(s, statistic, lanes)

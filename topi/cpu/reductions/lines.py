@@ -14,7 +14,10 @@ from relayc.topi.groups import constant_size, extent_of, iterations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["add_up_groups", "add_up_in_registers", "add_up_lines", "even_part", "lines_per_step", "partial_results"]
+__all__ = [
+    "add_up_adjacent", "add_up_groups", "add_up_in_registers", "add_up_lines", "even_part", "lines_per_step",
+    "partial_results",
+]  # fmt: skip
 
 _LINES = 8
 """Lines that a reduction along a strided axis takes at once: partial results are loaded and stored once for all."""
@@ -86,6 +89,18 @@ def add_up_groups(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
     _vectorize_columns(s, tensor, [number], lanes)
     attach(s, groups, tensor, number)
     _vectorize_columns(s, groups, s[groups].op.reduce_axis, lanes)
+
+
+def add_up_adjacent(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """Add up groups of a few adjacent elements, a vector of groups at a time in registers."""
+    groups = extent_of(s[tensor].op.axis[-1])
+    if not isinstance(groups, int) or groups == 1:
+        return
+    total, lanes = s.cache_write(tensor, "local"), min(lanes, 1 << (groups.bit_length() - 1))
+    vectors, lane = s[tensor].split(s[tensor].op.axis[-1], factor=lanes, tail="shift")
+    s[tensor].vectorize(lane)
+    attach(s, total, tensor, vectors)
+    _vectorize_columns(s, total, s[total].op.reduce_axis, lanes)
 
 
 def _vectorize_columns(s: te.Schedule, tensor: te.Tensor, over: Sequence[te.IterVar], lanes: int) -> te.IterVar:

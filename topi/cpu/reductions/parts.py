@@ -87,7 +87,7 @@ def part_by_part(
     if block is not None:
         tail = "shift" if isinstance(extent_of(last), int) else "guard"
         last, within = s[parts].split(last, factor=block, tail=tail)
-        vectorize_elements(s, parts, within, block, lanes)
+        _vectorize_results(s, parts, within, block, target)
     part = s[parts].fuse(*outer, last)
     if work is not None:
         parallel(s, parts, part, work, lanes)
@@ -133,7 +133,14 @@ def schedule_parts(
             whole = [t for t in read if constant_size(t.shape) == constant_size(x.shape)]
             prefetch_ahead(s, busy, loop, whole, target)
     if across:
-        vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
+        _vectorize_results(s, moments.shift, s[moments.shift].op.axis[-1], block, target)
+
+
+def _vectorize_results(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, columns: int, target: Target) -> None:
+    """Vectorise what is made from the sums of columns, in code without loops where these stay in registers."""
+    vectors = vectorize_elements(s, tensor, axis, columns, vector_lanes(target))
+    if columns <= _columns_in_registers(target):
+        s[tensor].unroll(vectors)
 
 
 def _pass_in_order(
