@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +13,11 @@ from relayc.backend import Target
 from relayc.backend.runtime import device, graph_executor
 from relayc.relay.lowering.graph import make_graph
 from relayc.relay.lowering.lower import lower
-from relayc.te.ir import IRModule, collect
-from relayc.te.tir import BufferLoad, Call, IntImm, PrimFunc
-from relayc.te.tir.interpreter import Interpreter
+from relayc.te.ir import IRModule
+from relayc.te.tir import IntImm
 from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
 from relayc.topi.cpu.products.plan import plan_product
+from tests.topi.prefetched import Prefetched
 
 CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432"
 SLOW_LLC = f"{CACHES} -l2-bytes={2 << 20} -mtune=sapphirerapids"
@@ -113,41 +111,53 @@ def test_one_tile_prefetches_the_next_panel_in_pieces_with_enough_arithmetic(
     assert prefetches and all(("+ 20" not in line) == pieces for line in prefetches)
 
 
-class Prefetched(Interpreter):
-    """Counts how often each cache line of a buffer is prefetched."""
+class DynamicRows:
+    """A product of a dynamic number of rows by four panels of weights."""
 
-    def __init__(self, function: PrimFunc, buffer: str, arguments: tuple[np.ndarray, ...]) -> None:
-        super().__init__({function.name: function})
-        self.buffer, self.lines = buffer, Counter[int]()
-        self.call(function, arguments)
+    def __init__(self, tune: str, steps: int) -> None:
+        self.steps, self.width, self.panels = steps, 32, 4
+        x = te.placeholder((te.size_var("n"), steps))
+        w = te.placeholder((self.panels, steps, self.width), name="w")
+        y = topi.nn.dense_packed(x, w, self.panels * self.width)
+        target = Target(f"{XEON} -num-cores=1 -l2-bytes={1 << 17} -mtune={tune}")
+        self.height = plan_product(y, y.op, target).height
+        self.function = te.lower(topi.schedule_for([y], target), [x, w, y])["main"]
+        self.weight = np.random.default_rng(0).standard_normal((self.panels, steps, self.width), dtype=np.float32)
 
-    def visit_Call(self, node: Call) -> Any:
-        if node.op != "prefetch":
-            return super().visit_Call(node)
-        (load,) = collect(node, BufferLoad)
-        if load.buffer.name == self.buffer:
-            self.lines[self.visit(load.indices[0]) * load.buffer.dtype.nbytes // 64] += 1
-        return 0
+    def times_prefetched(self, rows: int) -> set[int]:
+        """How often lines of the second and third panel are prefetched."""
+        data = np.random.default_rng(rows).standard_normal((rows, self.steps), dtype=np.float32)
+        result = np.empty((rows, self.panels * self.width), np.float32)
+        lines = Prefetched(self.function, "w", (data, self.weight, result)).lines
+        exact = data @ self.weight.transpose(1, 0, 2).reshape(self.steps, -1)
+        np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-3)
+        of_panel = self.steps * self.width * 4 // 64
+        return {lines[line] for line in range(of_panel, (self.panels - 1) * of_panel)}
 
 
 def test_few_of_a_dynamic_number_of_rows_prefetch_the_next_panel():
     """One tile of half the height, of 4 or of 2 rows prefetches all of it, two a half each; single rows none."""
-    steps, width, panels = 256, 32, 4
-    x, w = te.placeholder((te.size_var("n"), steps)), te.placeholder((panels, steps, width), name="w")
-    y = topi.nn.dense_packed(x, w, panels * width)
-    target = Target(f"{XEON} -num-cores=1 -l2-bytes={1 << 17}")
-    height, of_panel = plan_product(y, y.op, target).height, steps * width * 4 // 64
-    half = height // 2
-    function = te.lower(topi.schedule_for([y], target), [x, w, y])["main"]
-    weight = np.random.default_rng(0).standard_normal((panels, steps, width), dtype=np.float32)
+    product = DynamicRows("sapphirerapids", 256)
+    half = product.height // 2
     assert half > 4
-    for rows, times in {1: 0, 2: 1, 3: 2, 4: 1, half - 1: 2, half: 1, half + 1: 2, height - 1: 2}.items():
-        data = np.random.default_rng(rows).standard_normal((rows, steps), dtype=np.float32)
-        result = np.empty((rows, panels * width), np.float32)
-        lines = Prefetched(function, "w", (data, weight, result)).lines
-        exact = data @ weight.transpose(1, 0, 2).reshape(steps, -1)
-        np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-3)
-        assert {lines[line] for line in range(of_panel, (panels - 1) * of_panel)} == {times}, rows
+    for rows, times in {1: 0, 2: 1, 3: 2, 4: 1, half - 1: 2, half: 1, half + 1: 2, product.height - 1: 2}.items():
+        assert product.times_prefetched(rows) == {times}, rows
+
+
+def test_few_rows_leave_weights_to_the_hardware_prefetcher_where_the_cache_is_fast():
+    """Tiles of half the height take long enough for prefetches to pay, those of four rows don't."""
+    product = DynamicRows("znver5", 256)
+    half = product.height // 2
+    for rows, times in {2: 0, 4: 0, half: 1, half + 1: 2, product.height - 1: 2}.items():
+        assert product.times_prefetched(rows) == {times}, rows
+
+
+@pytest.mark.parametrize("tune", ["sapphirerapids", "znver5"])
+def test_fewer_tiles_than_planned_prefetch_the_whole_panel(tune: str):
+    """Four tiles a quarter each; two tiles two quarters each, three one or two."""
+    product = DynamicRows(tune, 64)
+    for rows in (product.height + 1, 2 * product.height, 3 * product.height, 4 * product.height):
+        assert 0 not in product.times_prefetched(rows), rows
 
 
 @pytest.mark.parametrize("caches", [SLOW_LLC, FAST_LLC], ids=["slow LLC", "fast LLC"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -66,6 +68,28 @@ def test_images_of_any_size(inputs, outputs, kernel, stride, dilation, target):
     for batch, height, width in SIZES:
         data = RNG.normal(size=(batch, inputs, height, width)).astype(np.float32)
         expected = evaluate(relay.Function([x], body), [data])
+        np.testing.assert_allclose(module.infer({"x": data})[0], expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(("features", "few"), [("", 4), ("-mattr=-avx512f", 3)])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (1, 1), (1, 2)])
+def test_few_pixels_are_computed_a_few_at_a_time_by_many_weights(kernel, stride, features, few):
+    """One by one would read all weights as often."""
+    x = relay.var("x", (SizeVar("b"), 64, SizeVar("h"), SizeVar("w")))
+    weight = RNG.normal(size=(96, 64, kernel, kernel)).astype(np.float32)
+    body = nn.conv2d(x, relay.const(weight), strides=(stride, stride), padding=(kernel // 2,) * 2)
+    function = relay.Function([x], body)
+    server = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server {features} -l2-bytes=32768")
+    optimized = relay.optimize(IRModule({"main": function}), server)
+    texts = [str(lower(node.workload, server).function) for node in make_graph(optimized["main"]).nodes]
+    (text,) = [text for text in texts if "conv2d" in text and "p1" in text]
+    tile, fewer = [int(least) for least in re.findall(r"if likely\(.* >= (\d+)\):", text)]
+    assert tile > few == fewer
+    built = relay.build(function, f"llvm {features} -l2-bytes=32768 -num-cores=2")
+    module = graph_executor.GraphModule(built["default"](device("cpu", 0)), 2)
+    for batch, height, width in [(b, h, w) for b in (1, 2) for h in (1, 3) for w in range(1, 14, 3)]:
+        data = RNG.normal(size=(batch, 64, height, width)).astype(np.float32)
+        expected = evaluate(function, [data])
         np.testing.assert_allclose(module.infer({"x": data})[0], expected, rtol=1e-4, atol=2e-4)
 
 

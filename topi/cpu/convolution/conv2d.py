@@ -19,13 +19,14 @@ from relayc.topi.cpu.convolution.windows import (
     vectorize_windows,
 )
 from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
-from relayc.topi.cpu.products.matmul import tile_product
+from relayc.topi.cpu.products.matmul import tile_product, versions
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from relayc.topi.cpu.products.store_order import StoreOrder
 from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of
 from relayc.topi.groups import constant_size, inline_injective
 from relayc.topi.registry import register_schedule
+from relayc.topi.utils import ceil_div
 
 if TYPE_CHECKING:
     from relayc.backend.target import Target
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["schedule_conv_packed"]
 
 
+_FEW_PIXELS = 4
+"""Most pixels of the tiles, half as many as planned at most, for a dynamic number that may be less than a tile's, where
+weights are in no cache of the core's own: a pixel at a time reads them as often."""
+_TILES_TOGETHER = 2
+"""Tiles that take about as long as reading all weights from memory: blocks of fewer pixels would wait for those."""
 _BLOCK_SHARE = 1 / 2
 """Part of the L2 cache for the windows of a block of pixels."""
 
@@ -42,7 +48,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
 
     A tile's pixels may lie on two lines: each has an address of its own, computed once for the whole reduction. Where
-    the number of pixels is dynamic, fewer of them than a tile has are computed one by one.
+    the number of pixels is dynamic, fewer of them than a tile has are computed a few at a time, or one by one.
     """
     target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
@@ -56,14 +62,15 @@ def _in_register_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Targ
     plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
     if all(isinstance(d, int) for d in outs[0].shape[:-1]):
         return _tiled(outs, anchor, target, plan)
-    s = _tiled(outs, anchor, target, _in_blocks(plan, anchor, target))
-    for single in fewer_rows(plan)[-1:]:
-        s.specialize_small(_tiled(outs, anchor, target, _in_blocks(single, anchor, target)))
-    return s
+    fewer = fewer_rows(plan, (_FEW_PIXELS, 1))
+    fewer = [few for few in fewer if few.height <= _FEW_PIXELS] if plan.streams_few_rows else fewer[-1:]
+    together = _TILES_TOGETHER * plan.height if plan.streams_few_rows else 1
+    return versions([_tiled(outs, anchor, target, _in_blocks(p, anchor, target, together)) for p in (plan, *fewer)])
 
 
-def _in_blocks(plan: ProductPlan, anchor: te.Operation, target: Target) -> ProductPlan:
-    """The plan with blocks of pixels whose windows, if they are copied, the L2 cache holds for all panels.
+def _in_blocks(plan: ProductPlan, anchor: te.Operation, target: Target, together: int) -> ProductPlan:
+    """The plan with blocks of pixels, `together` at least, whose windows, if they are copied, the L2 cache holds for
+    all panels.
 
     Why they are copied, `topi.nn.conv.copies_windows` says.
     """
@@ -72,7 +79,8 @@ def _in_blocks(plan: ProductPlan, anchor: te.Operation, target: Target) -> Produ
         return plan
     nbytes = constant_size(windows[0].shape[-1:]) * windows[0].dtype.nbytes * plan.height
     tiles = max(int(_BLOCK_SHARE * target.cache_bytes.l2) // nbytes, 1)
-    return replace(plan, tiles_of_a_block=tiles, shared_blocks=target.num_cores)
+    least = min(ceil_div(together, plan.height), tiles)
+    return replace(plan, tiles_of_a_block=tiles, shared_blocks=target.num_cores, least_of_a_block=least)
 
 
 def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:

@@ -48,10 +48,11 @@ _MOST_REPEATED = 2
 _LEAST_MULTIPLY_ADDS_A_LINE = 8
 """Fewest vectors that are multiplied and added for each prefetched line: with fewer the hardware prefetcher is
 faster."""
-_LEAST_OF_FEW_ROWS = 2
+_LEAST_OF_FEW_ROWS, _LEAST_OF_FEW_ROWS_HIGH_LATENCY_LLC = 12, 2
 """Fewest vectors for each line in tiles of a few of a dynamic number of rows, which share a panel with one other at
-most. (Emerald Rapids, 103 MB of float32 weights, two rows: 1.35 times as long as one row with the hardware prefetcher
-alone, else 1.0.)"""
+most; and with a high-latency LLC. (Emerald Rapids, 103 MB of float32 weights, two rows: 1.35 times as long as one row
+with the hardware prefetcher alone, else 1.0. Zen 5, 56 MB: tiles of four rows take 1.3 times as long with prefetches,
+two of six 0.7.)"""
 _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
 """Steps of the reduction between prefetches of the lines that a tile's sums are added to: the first that divides it."""
 _LONG_SUM = 512
@@ -231,7 +232,7 @@ def _stream_next_panel(
 ) -> None:
     """Prefetch the next panel, in equal shares by all tiles that pass over this one.
 
-    Where the number of rows is dynamic these are the first ones; one tile of few rows takes the share of the other too.
+    Where the number of rows is dynamic these are the first ones. Where there are fewer, they take the others' shares.
     """
     *_, k = s[accumulator].op.reduce_axis
     steps, width = _steps_and_width(s, accumulator, weights)
@@ -244,7 +245,9 @@ def _stream_next_panel(
     schedule = PrefetchSchedule.of(
         tiles, ceil_div(along * width, line), along, depth, more=not known, unrolled=unrolled
     )
-    least = _LEAST_OF_FEW_ROWS if tiles == TILES_OF_HALF and not known else _LEAST_MULTIPLY_ADDS_A_LINE
+    halves = tiles == TILES_OF_HALF and not known
+    few = _LEAST_OF_FEW_ROWS_HIGH_LATENCY_LLC if has_high_latency_llc(target) else _LEAST_OF_FEW_ROWS
+    least = few if halves else _LEAST_MULTIPLY_ADDS_A_LINE
     if schedule.every * plan.height * vectors < least * schedule.at_once:
         return
     if tiles >= _FEWEST_STEPS_PER_LINE and schedule.every * width < _FEWEST_STEPS_PER_LINE * line * schedule.at_once:
@@ -252,9 +255,10 @@ def _stream_next_panel(
     position = _position_in_panel(s, accumulator, plan)
 
     missing: list[Any] = [0]
-    if plan.tiles_of_a_panel == TILES_OF_HALF and not known:
-        rows = math.prod([extent_of(axis) for axis in s[accumulator].op.axis[:-1]])
-        missing.append(TILES_OF_HALF - (rows + plan.height - 1) // plan.height)
+    extents = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+    if not known and math.prod(map(least_extent, extents)) <= (tiles - 1) * plan.height:
+        passes = (math.prod(extents) + plan.height - 1) // plan.height
+        missing += [tiles - passes] if halves else [passes * n for n in range(1, -(-tiles // 2))]
 
     def place(number: int, others: Any) -> Callable[..., Sequence[Any]]:
         def in_next(*indices: Any) -> Sequence[Any]:

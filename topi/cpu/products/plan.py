@@ -136,6 +136,8 @@ class ProductPlan:
 
     shared_blocks: int = 0
     """threads that share blocks of row tiles, all panels of a block, for which something is computed once; 0: none"""
+    least_of_a_block: int = 1
+    """row tiles, of a dynamic number, that threads leave together: each block reads all weights"""
 
     def tiles_of_even_blocks(self, rows: te.Dim) -> te.Dim:
         """Row tiles of a block where there are `rows`: blocks are as even as their number allows."""
@@ -144,8 +146,10 @@ class ProductPlan:
             return tiles
         if not self.shared_blocks:
             return ceil_div(tiles, ceil_div(tiles, self.tiles_of_a_block))
-        rounds = tiles // (self.tiles_of_a_block * self.shared_blocks) + 1
-        return ceil_div(tiles, rounds * self.shared_blocks)
+        blocks = (tiles // (self.tiles_of_a_block * self.shared_blocks) + 1) * self.shared_blocks
+        if self.least_of_a_block > 1:
+            blocks = te.max(te.min(blocks, tiles // self.least_of_a_block), 1)
+        return ceil_div(tiles, blocks)
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -190,7 +194,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     return ProductPlan(
         height, width, p.panel, panels_first, at_once, apart, consecutive, narrow_last=p.narrow_last and not apart,
         masked_last=p.masks_last,
-        streams_few_rows=p.streams_weights and has_high_latency_llc(p.target), tiles_of_a_block=block,
+        streams_few_rows=p.streams_weights, tiles_of_a_block=block,
     )
 
 
