@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from relayc import relay, te
+from relayc import relay, te, topi
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay import Function, IRModule, Tuple, const, op, var
@@ -24,10 +24,12 @@ from relayc.topi.cpu.convolution.winograd_plan import (
     best_tile,
     cycles_by,
     image_to_plan_for,
+    plan_for_images_up_to,
     plan_winograd,
     winograd_pays,
 )
 from relayc.topi.nn.winograd import WINOGRAD_FILTERS, shared_place, winograd_matrices
+from tests.topi.prefetched import Prefetched
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
 CACHES = "-mtune=icelake-server -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
@@ -241,6 +243,41 @@ def test_small_images_of_dynamic_sides_read_a_part_of_the_weights(
         if result.size:
             exact = exact_convolution(data, weight, (1, 1), (dilation,) * 4, (dilation,) * 2, groups)
             assert np.abs(result - exact).max() < 1.5e-5 * np.sqrt((exact**2).mean()), shape
+
+
+@pytest.mark.parametrize("side", [2, 4, 6, 8])
+def test_small_images_of_dynamic_sides_prefetch_all_that_they_read(side: int):
+    """One register tile the whole next position, two a half each."""
+    inputs, outputs, tile = 96, 128, 4
+    x = te.placeholder((1, *map(te.size_var, "hw"), inputs))
+    w = te.placeholder((outputs // 32, tile + 2, tile + 2, inputs, 32), name="w")
+    y = topi.nn.conv_winograd(x, w, tile, 3, (1,) * 4, channels=outputs)
+    target = Target(f"llvm -mcpu=icelake-server -num-cores=1 -l2-bytes={1 << 20} -mtune=znver5")
+    function = te.lower(topi.schedule_for([y], target), [x, w, y])["main"]
+    rng = np.random.default_rng(side)
+    data, weight = (rng.standard_normal(s, np.float32) for s in ((1, side, side, inputs), [int(d) for d in w.shape]))
+    lines = Prefetched(function, "w", (data, weight, np.empty((1, side, side, outputs), np.float32))).lines
+    of_position = inputs * 32 * 4 // 64
+    places = [shared_place(place, 4, tile + 2) for place in range(4)]
+    read = [i * (tile + 2) + j for i in places for j in places]
+    panel = (tile + 2) ** 2 * of_position
+    for position in read[1:]:
+        first = panel + position * of_position
+        assert all(lines[line] for line in range(first, first + of_position)), position
+
+
+def test_small_images_are_planned_together():
+    """A plan for the largest alone has tiles of 12 rows, of which 7 x 7, 16 small tiles, would leave a third idle."""
+    target = Target(f"llvm -mcpu=icelake-server -num-cores=2 -l2-bytes={1 << 20} -mtune=znver5")
+    largest = WinogradShape(1, 12, 12, 512, 512)
+    plan = plan_for_images_up_to(target, largest, 2, 32, "plan")
+    alone = plan_winograd(target, largest, 2, 32)
+    assert alone.rows == 12 and plan.rows < 12 and plan.block % plan.rows == 0
+
+    def idle(rows: int) -> int:
+        return sum(-n * n % rows for n in range(1, 7))
+
+    assert idle(plan.rows) < idle(alone.rows)
 
 
 @pytest.mark.parametrize("padding", [0, 1])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relayc import te
-from relayc.te.tir import GT, convert
+from relayc.te.tir import GT, LE, PrimExpr, convert
 from relayc.topi.cpu.common import panel_width, parallel, vectorize_panel
 from relayc.topi.cpu.convolution.winograd_plan import (
     WinogradPlan,
@@ -20,6 +20,7 @@ from relayc.topi.cpu.convolution.winograd_plan import (
     best_tile,
     cycles_by,
     largest_small_image,
+    plan_for_images_up_to,
     plan_winograd,
     transform_lanes,
 )
@@ -100,7 +101,7 @@ def _of_any_sides(outs: list[te.Tensor], anchor: te.Operation, target: Target, o
     s = _arranged(outs, anchor, target, plan_winograd(target, shape, tile, panel), is_partial=True)
     if small is not None:
         side = best_tile(target, small, tile, panel)
-        few = plan_winograd(target, small, side, panel, name="Winograd plan for small images")
+        few = plan_for_images_up_to(target, small, side, panel, "Winograd plan for small images")
         larger = GT(convert(anchor.output(0).shape[-2]), te.const(small.tiles(tile)))
         s.specialize_small(_arranged(outs, anchor, target, few, is_partial=True), unless=larger)
     return s
@@ -346,21 +347,25 @@ def _stream_weights(
     """Prefetch the weights of the next position while the tiles of this one are multiplied, a part in each.
 
     They come from memory, or from a shared cache, and the first tiles would wait for them. Blocks that may have fewer
-    tiles prefetch in the first half of them; the others go on with the position after, if that lies behind in memory.
+    tiles prefetch in the first half of them. In small images, which smaller tiles are for, it is the first two at
+    least, of which one prefetches all where it is the only one, and the others go on with the position after, if that
+    lies behind in memory.
     """
     panels, places, _, *_, width = [constant_size([d]) for d in weights.shape]
     size = constant_size(accumulator.shape[:1])
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps, position = constant_size(along), num_elements(along) * width
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
+    is_small = is_partial and size < places
+    first = max(-(-tiles // 2), min(tiles, 2) if is_small else 1) if is_partial else tiles
     schedule = PrefetchSchedule.of(
-        -(-tiles // 2) if is_partial else tiles, -(-steps * width // line), steps, _depth_steps(accumulator),
-        more=is_partial and size < places,
+        first, -(-steps * width // line), steps, _depth_steps(accumulator), more=is_small
     )  # fmt: skip
 
-    def place(number: int) -> Callable[..., Sequence[Any]]:
+    def place(number: int, further: PrimExpr | int = 0) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
-            passed = schedule.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
+            tile = t // plan.rows % tiles + further
+            passed = schedule.line(tile, ravel_index(k, along), number) * line
             following = ravel_index((c // width, i, j), (panels, size, size)) + 1
             if size < places:  # some of the positions of larger tiles
                 panel, *at = unravel_index(following, (panels, size, size))
@@ -370,9 +375,14 @@ def _stream_weights(
 
         return in_next
 
+    parts: list[PrimExpr | int] = [0]
+    if is_small:  # where there is one tile, the parts of the others; else the same once more
+        is_only = LE(convert(accumulator.shape[2]), te.const(plan.rows))
+        parts += [te.if_then_else(is_only, te.const(part), te.const(0)) for part in range(1, first)]
     loop = schedule.split(s, accumulator, step)
-    for number in range(schedule.at_once):
-        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number), past_end=True))
+    for part in parts:
+        for number in range(schedule.at_once):
+            s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number, part), past_end=True))
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:

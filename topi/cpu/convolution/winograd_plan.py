@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = ["WinogradPlan", "WinogradShape", "best_tile", "convolution_cycles", "copy_cycles", "cycles_by",
-           "image_to_plan_for", "largest_small_image", "plan_winograd", "transform_lanes", "winograd_pays",
-           "winograd_transposes"]  # fmt: skip
+           "image_to_plan_for", "largest_small_image", "plan_for_images_up_to", "plan_winograd", "transform_lanes",
+           "winograd_pays", "winograd_transposes"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and most bytes per cycle: it is loaded, added a few times, stored, and
@@ -149,9 +149,32 @@ def plan_winograd(
     """
     blocks = list(_blocks_of_lines(shape, tile) if by_lines else _blocks(shape.tiles(tile)))
     plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width, blocks)]
-    plans.sort(key=_rank)
-    if panel is None:
-        return plans[0]
+    return min(plans, key=_rank) if panel is None else _chosen(plans, name)
+
+
+def plan_for_images_up_to(target: Target, largest: WinogradShape, tile: int, panel: int, name: str) -> WinogradPlan:
+    """The plan with the least geometric mean of cycles of all square images of whole tiles up to `largest`.
+
+    Their tiles are padded to whole register tiles; `cycles` is the geometric mean.
+    """
+    images = [replace(largest, lines=side, columns=side) for side in range(tile, largest.lines + 1, tile)]
+    plans: list[WinogradPlan] = []
+    for rows in _rows_of_register_tiles(target, panel):
+        counts = [_round_up(image.tiles(tile), rows) for image in images]
+        for block in dict.fromkeys(_round_up(block, rows) for block in _blocks(images[-1].tiles(tile))):
+            of_images = [
+                {p.weights_once: p for p in _plans(target, image, tile, panel, [min(block, count)], [rows])}
+                for image, count in zip(images, counts, strict=True)
+            ]
+            for once in set.intersection(*map(set, of_images)):
+                mean = _product_of_cycles([of_image[once] for of_image in of_images]) ** (1 / len(images))
+                plans.append(WinogradPlan(tile, panel, block, rows, once, mean))
+    return _chosen(plans, name)
+
+
+def _chosen(plans: list[WinogradPlan], name: str) -> WinogradPlan:
+    """The cheapest plan, or another of the cheapest that tuning chose."""
+    plans = sorted(plans, key=_rank)
     found = choose(name, str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
     plan = next(plan for plan in plans if str(plan) == found)
     note("tiles", "Winograd", plan)
@@ -318,6 +341,10 @@ def _with_weights(
     return max(cycles, reading) + not_hidden * min(cycles, reading)
 
 
+def _round_up(count: int, multiple: int) -> int:
+    return math.ceil(count / multiple) * multiple
+
+
 def _blocks(tiles: int) -> Iterator[int]:
     """Sizes of blocks: the tiles in 1, 2, 3... even parts, up to `_MOST_BLOCK` tiles in one."""
     last = 0
@@ -337,14 +364,21 @@ def _blocks_of_lines(shape: WinogradShape, tile: int) -> Iterator[int]:
     return (n * columns for n in sizes if n == 1 or n * columns <= _MOST_BLOCK)
 
 
+def _rows_of_register_tiles(target: Target, panel: int) -> range:
+    """The numbers of rows that register tiles may have."""
+    vectors = panel // math.gcd(vector_lanes(target), panel)
+    most = max(1, (target.vector_registers - 1 - vectors) // vectors)
+    return range(max(1, most // 2), most + 1)
+
+
 def _plans(
-    target: Target, shape: WinogradShape, tile: int, panel: int, blocks: Sequence[int]
-) -> Iterator[WinogradPlan]:
+    target: Target, shape: WinogradShape, tile: int, panel: int, blocks: Sequence[int],
+    rows_of_tiles: Sequence[int] | None = None,
+) -> Iterator[WinogradPlan]:  # fmt: skip
     lanes = math.gcd(vector_lanes(target), panel)
     vectors = panel // lanes
     size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), math.ceil(shape.outputs / panel)
     inputs, depth = shape.inputs * shape.groups, shape.inputs * shape.depth
-    most = max(1, (target.vector_registers - 1 - vectors) // vectors)
     cores = target.num_cores
     outputs = panels * panel
     weights = 4.0 * size * depth * outputs
@@ -356,7 +390,7 @@ def _plans(
     in_memory = spectrum > max(target.cache_bytes.l3, target.cache_bytes.l2)
     passed_speed = _read_speeds(target)[0] if in_memory else _PASSED_BYTES_PER_CYCLE
     register_tiles = {rows: tile_cycles(RegisterTile(rows, vectors, lanes), depth)
-                      for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
+                      for rows in rows_of_tiles or _rows_of_register_tiles(target, panel)}  # fmt: skip
     for block in blocks:
         count = math.ceil(tiles / block)
         steps = {rows: math.ceil(block / rows) * cycles for rows, cycles in register_tiles.items()}
