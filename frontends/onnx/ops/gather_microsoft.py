@@ -78,7 +78,7 @@ def _packed_rows(node: OnnxNode, bits: int, size: int) -> Expr | None:
     points = None if zeros is None else unpacked_zeros(zeros.data, (rows * lines, blocks), bits).reshape(rows, -1)
     codes, of_blocks = fetched(table).reshape(rows, -1), fetched(scales).reshape(rows, -1)
     result = op.nn.take_bits(codes, of_blocks, points, bits, node[1], str(scales.dtype), mode="numpy")
-    return reshape_to(result, (*node.shape(1), *lead[1:], blocks * size))
+    return reshape_to(result, (*node[1].shape, *lead[1:], blocks * size))
 
 
 def _of_blocks(node: OnnxNode, axis: int, size: int) -> Expr:

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, rejected
+from relayc.frontends.onnx import from_onnx
+from tests.frontends.node_cases import check, node_model, rejected
 
 rng = np.random.default_rng(0)
 
@@ -190,6 +191,22 @@ def test_slices_along_any_axis_of_tables_in_blocks(shape, taken, blocked, with_z
     inputs = [codes.astype(kind), indices, scales, points.astype(kind) if with_zeros else None]
     attrs = {"block_size": block, "quantize_axis": blocked, "gather_axis": taken}
     check("GatherBlockQuantized", inputs, np.take(real, indices, taken), weights=[0, 2, 3], **attrs)
+
+
+@pytest.mark.parametrize("lead", [(7,), (7, 3)])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_slices_of_bytes_at_a_dynamic_number_of_indices(bits, lead):
+    """As in decoders whose embedding is the table of their last layer."""
+    depth, block = 32, 16
+    codes, scales = rng.integers(0, 1 << bits, (*lead, depth)), rng.uniform(0.1, 1.0, (*lead, 2)).astype(np.float32)
+    real = ((codes - (1 << (bits - 1))) * scales.repeat(block, -1)).astype(np.float32)
+    indices = np.array([[3, -1, 0], [6, 2, 5]])
+    attrs = {"bits": bits, "block_size": block, "quantize_axis": len(lead), "gather_axis": 0}
+    inputs = [packed(codes, bits), indices, scales]
+    dims = {1: ["batch", "sequence"]}
+    check("GatherBlockQuantized", inputs, real[indices], weights=[0, 2], dims=dims, **attrs)
+    mod, _ = from_onnx(node_model("GatherBlockQuantized", inputs, weights=[0, 2], dims=dims, **attrs)[0])
+    assert mod["main"].ret_type.shape[2:] == (*lead[1:], depth)
 
 
 def test_invalid_mat_mul_n_bits_are_rejected():
