@@ -340,6 +340,17 @@ def test_sizes_repeated_as_often_as_a_size_says():
     assert executor({"x": np.zeros(3, np.float32)})[0].tolist() == [3, 3, 3]
 
 
+def test_elements_whose_conditions_are_a_matrix():
+    """As Paddle exports masked_select; onnxruntime, too, reads conditions as one row."""
+    nodes = [helper.make_node("Greater", ["x", "zero"], ["c"]), helper.make_node("Compress", ["x", "c"], ["y"])]
+    x, y = helper.make_tensor_value_info("x", 1, ["batch", "n"]), helper.make_tensor_value_info("y", 1, None)
+    graph = helper.make_graph(nodes, "masked", [x], [y], [numpy_helper.from_array(np.zeros(1, np.float32), "zero")])
+    executor = compiled(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])
+    for shape in ((2, 5), (3, 12), (0, 4)):
+        x = floats(*shape)
+        np.testing.assert_array_equal(executor({"x": x})[0], x[x > 0])
+
+
 def test_the_last_element_of_an_axis_broadcasts():
     """As in detectors: positions divided by the last one."""
     nodes = [

@@ -50,7 +50,7 @@ def non_zero(node: OnnxNode) -> Expr:
 
 @converter("Compress", since=9)
 def compress(node: OnnxNode) -> Expr:
-    """Slices along `axis` (else elements) whose condition is true."""
+    """Slices along `axis` (else elements) whose condition is true; conditions of more dimensions are flattened."""
     axis = node.attrs.get_int("axis")
     x = node[0] if axis is not None else reshape_to(node[0], (product(node.type(0).shape),))
     along = 0 if axis is None else node.axis(axis, node.rank(0))
@@ -58,7 +58,7 @@ def compress(node: OnnxNode) -> Expr:
     if known is None:
         count = product(node.type(1).shape)
         node.check_equal(count, smaller(count, extent), "the conditions, no more than elements")
-        return op.take(x, _positions(node, node[1]), axis=along, mode="clip")
+        return op.take(x, _positions(node, reshape_to(node[1], (count,))), axis=along, mode="clip")
     if isinstance(extent, int) and known.size > extent:
         raise node.error(f"{known.size} conditions for {extent} elements", expected="no more than elements")
     return op.take(x, Constant(np.flatnonzero(known).astype(np.int64)), axis=along, mode="clip")
