@@ -93,10 +93,10 @@ def max_roi_pool(node: OnnxNode) -> Expr:
     first, then over its rows.
     """
     x, regions = node[0], node[1]
-    *_, height, width = node.shape(0)
     size = node.attr_ints("pooled_shape")
     if len(size) != 2 or min(size) < 1 or node.rank(0) != 4:
         raise node.error(f"pooled_shape {list(size)}", expected="two positive numbers, and images [N, C, H, W]")
+    *_, height, width = x.shape
     scale = float_const(node.attr_float("spatial_scale", 1.0), regions)
     corners = [_column(op.multiply(regions, scale), c) for c in range(1, 5)]
     left, top, right, bottom = [op.floor(op.add(c, float_const(0.5, c))) for c in corners]
@@ -113,7 +113,7 @@ def _column(rows: Expr, number: int) -> Expr:
     return op.squeeze(op.strided_slice(rows, (number,), (number + 1,), axes=(1,)), axis=(1,))
 
 
-def _bins(first: Expr, last: Expr, count: int, extent: int) -> Expr:
+def _bins(first: Expr, last: Expr, count: int, extent: Dim) -> Expr:
     """Mask of the positions in each bin of each region: [R, count, extent]."""
     one = float_const(1.0, first)
     step = op.divide(op.maximum(op.add(op.subtract(last, first), one), one), float_const(float(count), first))
@@ -121,5 +121,5 @@ def _bins(first: Expr, last: Expr, count: int, extent: int) -> Expr:
     step, start = op.expand_dims(step, 1), op.expand_dims(first, 1)
     begin = op.expand_dims(op.add(op.floor(op.multiply(numbers, step)), start), 2)
     end = op.expand_dims(op.add(op.ceil(op.multiply(op.add(numbers, one), step)), start), 2)
-    place = Constant(np.arange(extent, dtype=str(first.dtype))[None, None, :])
+    place = op.expand_dims(counted(extent, str(first.dtype)), 0, 2)
     return op.logical_and(op.greater_equal(place, begin), op.less(place, end))
