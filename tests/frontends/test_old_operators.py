@@ -77,7 +77,8 @@ def test_max_roi_pool_agrees_with_onnxruntime():
 
 @pytest.mark.parametrize(
     ("op", "domain", "why"),
-    [("DictVectorizer", "ai.onnx.ml", "leave it out"), ("CastMap", "ai.onnx.ml", "leave it out")],
+    [("DictVectorizer", "ai.onnx.ml", "leave it out"), ("CastMap", "ai.onnx.ml", "leave it out"),
+     ("BeamSearch", "com.microsoft", "generate with relayc.generation")],
 )
 def test_unsupported_operators_say_why(op, domain, why):
     opset = 1 if domain else 20
