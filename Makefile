@@ -59,6 +59,8 @@ conformance: $(VENV)/.installed
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.long_run --graphs 2000
 	$(BIN)/python -m tests.fuzz.blocks.check --networks 400
+	$(BIN)/python -m tests.fuzz.blocks.check --networks 200 --start 400 --precisions ",float16,bfloat16" \
+		--targets "llvm -mcpu=x86-64-v2,llvm -mcpu=znver3,llvm -mcpu=alderlake,llvm -mcpu=sapphirerapids"
 	$(BIN)/python -m tests.processor_emulation.random_graphs --graphs 600
 	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz/test_mutated_models.py --damaged-models 2000
 	$(BIN)/python -m tests.fuzz.isolated --models 2000

@@ -15,6 +15,15 @@ def test_random_networks_give_onnxruntime_s_results(network_seeds: range) -> Non
         check_network(random_network(seed))
 
 
+@pytest.mark.parametrize(
+    ("processor", "precision", "seed"),
+    [("x86-64-v2", "", 101), ("znver3", "float16", 104), ("sapphirerapids", "bfloat16", 103)],
+)
+@pytest.mark.usefixtures("emulated_processors")
+def test_networks_for_other_processors(processor: str, precision: str, seed: int) -> None:
+    check_network(random_network(seed), f"llvm -mcpu={processor}", precision)
+
+
 def test_a_seed_gives_one_network() -> None:
     for seed in (3, 4):
         one, two = random_network(seed), random_network(seed)

@@ -1,6 +1,6 @@
 """Random networks compiled once, run at several sizes, and compared with onnxruntime.
 
-python -m tests.fuzz.blocks.check --networks 200 [--start 0]
+python -m tests.fuzz.blocks.check --networks 200 [--start 0] [--targets "llvm -mcpu=znver3,..."] [--precisions float16,]
 """
 
 from __future__ import annotations
@@ -11,32 +11,44 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
+import tests.fuzz.blocks.decoders
 import tests.fuzz.blocks.images
-import tests.fuzz.blocks.sequences  # noqa: F401 (both register their blocks)
+import tests.fuzz.blocks.sequences
+import tests.fuzz.blocks.states
+import tests.fuzz.blocks.vision  # noqa: F401 (all of them register their blocks)
 from relayc import relay
 from relayc.backend.runtime.artifact import CompiledModel
 from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.verify import departure
 from relayc.runtime import GraphModule
+from relayc.te.ir import PassContext
 from tests.fuzz.blocks.images import convolved
-from tests.fuzz.blocks.net import BLOCKS, Image, Net, State, Tokens
+from tests.fuzz.blocks.net import BLOCKS, EXTENTS, Image, Input, Net, State, Tokens
 from tests.fuzz.oracle import onnxruntime_outputs
+from tests.processor_emulation.emulation import emulating
 
-__all__ = ["Network", "WrongNetwork", "check_network", "main", "random_network"]
+__all__ = ["TOLERANCES", "Network", "WrongNetwork", "check_network", "main", "random_network"]
 
 Array = np.ndarray[Any, Any]
 
-TOLERANCE = 1e-3
+TOLERANCES = {"": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 """Largest error, relative to the largest magnitude, where the network does not widen rounding errors more."""
 
-_MOST_CHANNELS = 100
+_STEPS = {"": 1e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Rounding errors of a precision, relative to the value."""
+
+_UNBOUNDED = frozenset((
+    "as_words", "best", "decayed", "detected", "highest_pixels", "nearest_code", "regions", "selected",
+))  # fmt: skip
+"""Blocks that compare values, or take differences of long sums: in lower precision their errors have no bound."""
 
 
 class WrongNetwork(Exception):
@@ -57,26 +69,32 @@ class Network:
         return f"network {self.seed}: {', '.join(name for name, _ in self.blocks)}"
 
 
-def random_network(seed: int) -> Network:
-    """The network of a seed: one to seven blocks on images or tokens with dynamic sizes."""
-    net = Net(random.Random(seed), np.random.default_rng(seed))
+def random_network(seed: int, extents: str = "") -> Network:
+    """The network of a seed: one to seven blocks on images or tokens with dynamic sizes.
+
+    `extents` names those of `EXTENTS`; by default the seed decides.
+    """
+    rng = random.Random(seed)
+    net = Net(rng, np.random.default_rng(seed), EXTENTS[extents or rng.choice(("small", "small", "wide", "long"))])
     batch: int | str = "batch" if net.chance(0.8) else net.choice((1, 2))
     fixed = net.chance(0.2)
     state: State
     if net.chance(0.55):
-        channels = net.choice((3, 3, 8, 16))
-        sizes: tuple[int | str, int | str] = net.choice((("height", "width"),) * 4 + (("side", "side"), (40, "width")))
+        channels = net.choice((3, 8, 16, net.channels()))
+        sizes: tuple[int | str, int | str] = net.choice(
+            (("height", "width"),) * 4 + (("side", "side"), (net.fixed("height"), "width"))
+        )
         if fixed:
-            batch, sizes = net.choice((1, 2)), (net.rng.randint(9, 60), net.rng.randint(9, 60))
+            batch, sizes = net.choice((1, 2)), (net.fixed("height"), net.fixed("width"))
         state = Image(net.input(batch, channels, *sizes), channels)
     else:
-        width = net.choice((16, 20, 24, 32, 48))
-        length: int | str = net.rng.randint(3, 40) if fixed else "length"
+        width = net.width()
+        length: int | str = net.fixed("length") if fixed else "length"
         state = Tokens(net.input(net.choice((1, 2)) if fixed else batch, length, width), width)
     blocks: list[tuple[str, str]] = []
     for _ in range(net.rng.randint(1, 7)):
-        if isinstance(state, Image) and state.channels > _MOST_CHANNELS:
-            state = convolved(net, state, 16, 1)
+        if isinstance(state, Image) and state.channels > net.extents.most:
+            state = convolved(net, state, net.channels(), 1)
         if isinstance(state, Image) and state.channels < 8:
             state = convolved(net, state, 12, 3)
         known = BLOCKS[type(state)]
@@ -88,39 +106,41 @@ def random_network(seed: int) -> Network:
         state = known[name](net, state)
         blocks.append((name, state.name))
     if not blocks:
-        return random_network(seed + 10**9)
-    return Network(seed, net.model([state.name]), blocks, _runs(net), net)
-
-
-_RANGES = {"batch": (1, 3), "length": (3, 40), "context": (1, 24), "height": (9, 40), "width": (9, 40), "side": (9, 40)}
-"""The least and the largest size of each named dimension."""
+        return random_network(seed + 10**9, extents)
+    return Network(seed, net.model([state.name, *net.results]), blocks, _runs(net), net)
 
 
 def _runs(net: Net) -> list[dict[str, Array]]:
     """Inputs of three random sizes, of the least ones, and the first ones once more."""
-    drawn = [{name: net.rng.randint(*span) for name, span in _RANGES.items()} for _ in range(3)]
-    least = {name: span[0] for name, span in _RANGES.items()}
-    runs = [{name: _filled(net, shape, sizes) for name, shape in net.inputs.items()} for sizes in (*drawn, least)]
+    spans = net.extents.spans
+    drawn = [{name: net.fixed(name) for name in spans} for _ in range(3)]
+    least = {name: span[0] for name, span in spans.items()}
+    runs = [{name: _filled(net, value, sizes) for name, value in net.inputs.items()} for sizes in (*drawn, least)]
     return [*runs, runs[0]]
 
 
-def _filled(net: Net, shape: Sequence[int | str], sizes: Mapping[str, int]) -> Array:
-    return net.numbers.normal(size=[sizes[d] if isinstance(d, str) else d for d in shape]).astype(np.float32)
+def _filled(net: Net, value: Input, sizes: Mapping[str, int]) -> Array:
+    shape = [sizes[d] if isinstance(d, str) else d for d in value.shape]
+    if value.dtype == "float32":
+        return net.numbers.normal(size=shape).astype(np.float32)
+    return net.numbers.integers(value.low, value.high + 1, shape).astype(value.dtype)
 
 
-def check_network(network: Network) -> None:
-    """Compile a network and compare it at each of its sizes.
+def check_network(network: Network, target: str = "llvm", precision: str = "") -> None:
+    """Compile a network for a target and a precision, and compare it at each of its sizes.
 
-    Besides, memory of earlier runs must not matter: behind a run on NaN, and behind runs of other sizes, the bits are
-    those of the first run of a new executor.
+    Besides, neither memory of earlier runs nor the number of threads may matter: behind a run on NaN, and behind runs
+    of other sizes, the bits are those of the first run of a new executor of one thread.
 
     Raises `WrongNetwork`.
     """
-    expected = [_expected(network.model, inputs) for inputs in network.runs]
-    if not any(want is not None for want in expected):
+    if precision and not _UNBOUNDED.isdisjoint(name for name, _ in network.blocks):
         return
+    expected = [onnxruntime_outputs(network.model, inputs) for inputs in network.runs]
+    if not any(want is not None for want in expected):
+        return  # all sizes are too small for it
     try:
-        compiled = _compiled(network.model)
+        compiled = _compiled(network.model, target, precision)
     except Exception as error:
         raise WrongNetwork(f"{network.describe()}: not compiled: {type(error).__name__}: {error}") from error
     executor = GraphModule.of(compiled, num_threads=2)
@@ -128,28 +148,36 @@ def check_network(network: Network) -> None:
         if want is None:
             continue
         try:
-            executor.infer({name: np.full_like(x, np.nan) for name, x in inputs.items()})
-            result = np.array(executor.infer(inputs)[0])
-            fresh = np.array(GraphModule.of(compiled, num_threads=2).infer(inputs)[0])
+            executor.infer({name: _poisoned(x) for name, x in inputs.items()})
+            results = _results(executor, inputs)
+            fresh = _results(GraphModule.of(compiled, num_threads=1), inputs)
         except Exception as error:
             raise WrongNetwork(f"{_at(network, i)}: {type(error).__name__}: {error}") from error
-        error = departure(result, want)
-        if error > TOLERANCE and error > 30 * _widening(network.model, inputs, want):
-            first = _first_wrong(network, i)
+        error = _error(results, want)
+        if error > TOLERANCES[precision] and error > 30 * _widening(network.model, inputs, want, _STEPS[precision]):
+            first = _first_wrong(network, i, target, precision)
             raise WrongNetwork(f"{_at(network, i)}: off by {error:.1e} of the largest magnitude{first}")
-        if result.tobytes() != fresh.tobytes():
-            raise WrongNetwork(f"{_at(network, i)}: other bits than the first run of a new executor")
+        if any(x.tobytes() != y.tobytes() for x, y in zip(results, fresh, strict=True)):
+            raise WrongNetwork(f"{_at(network, i)}: other bits than the first run of a new executor of one thread")
 
 
-def _expected(model: ModelProto, inputs: dict[str, Array]) -> Array | None:
-    """onnxruntime's result; None for sizes that are too small for the network."""
-    outputs = onnxruntime_outputs(model, inputs)
-    return None if outputs is None else outputs[0]
+def _poisoned(x: Array) -> Array:
+    return np.full_like(x, np.nan) if x.dtype.kind == "f" else x
 
 
-def _compiled(model: ModelProto) -> CompiledModel:
+def _results(executor: GraphModule, inputs: dict[str, Array]) -> list[Array]:
+    return [np.array(x) for x in executor.infer(inputs)]
+
+
+def _error(results: list[Array], expected: list[Array]) -> float:
+    """The largest departure of an output, whatever its precision."""
+    return max(departure(x.astype(y.dtype), y) for x, y in zip(results, expected, strict=True))
+
+
+def _compiled(model: ModelProto, target: str, precision: str) -> CompiledModel:
     mod, params = from_onnx(model)
-    return relay.build(mod, "llvm", params)
+    with PassContext(config={"relay.ToMixedPrecision.dtype": precision}):
+        return relay.build(mod, target, params)
 
 
 def _at(network: Network, run: int) -> str:
@@ -157,30 +185,33 @@ def _at(network: Network, run: int) -> str:
     return f"{network.describe()}: run {run} with {sizes}"
 
 
-def _widening(model: ModelProto, inputs: dict[str, Array], want: Array) -> float:
-    """How much the results change with relative changes of 1e-6 of the inputs, which decide what is nearly equal."""
+def _widening(model: ModelProto, inputs: dict[str, Array], want: list[Array], step: float) -> float:
+    """How much the results change with such relative changes of the inputs, which decide what is nearly equal."""
     numbers, largest = np.random.default_rng(1), 0.0
     for _ in range(8):
-        moved = {n: (x * (1 + 1e-6 * numbers.choice([-1, 1], x.shape))).astype(x.dtype) for n, x in inputs.items()}
-        changed = _expected(model, moved)
+        moved = {
+            n: (x * (1 + step * numbers.choice([-1, 1], x.shape))).astype(x.dtype) if x.dtype.kind == "f" else x
+            for n, x in inputs.items()
+        }
+        changed = onnxruntime_outputs(model, moved)
         assert changed is not None, "it ran at these sizes"
-        largest = max(largest, departure(changed, want))
+        largest = max(largest, _error(changed, want))
     return largest
 
 
-def _first_wrong(network: Network, run: int) -> str:
+def _first_wrong(network: Network, run: int, target: str, precision: str) -> str:
     """The first block whose result is wrong, if it is an output of the graph."""
     for name, tensor in network.blocks:
         model = network.net.model([tensor])
         inputs = {value.name: network.runs[run][value.name] for value in model.graph.input}
-        want = _expected(model, inputs)
+        want = onnxruntime_outputs(model, inputs)
         assert want is not None, "the whole network ran"
         try:
-            result = np.array(GraphModule.of(_compiled(model)).infer(inputs)[0])
+            results = _results(GraphModule.of(_compiled(model, target, precision)), inputs)
         except Exception:  # noqa: BLE001
             return f"; {name} ({tensor}) fails as an output"
-        error = departure(result, want)
-        if error > TOLERANCE:
+        error = _error(results, want)
+        if error > TOLERANCES[precision]:
             return f"; first behind {name} ({tensor}: {error:.1e})"
     return "; right where blocks are outputs"
 
@@ -190,19 +221,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", type=int, default=200)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--targets", default="llvm", help="targets that seeds take in turns, emulated where need be")
+    parser.add_argument("--precisions", default="", help="float16, bfloat16 or nothing, which seeds take in turns")
     options = parser.parse_args(arguments)
     os.environ["RELAYC_CACHE_DIR"] = "off"  # what is compiled now is what is to be tested
     warnings.simplefilter("ignore")
+    targets, precisions = options.targets.split(","), options.precisions.split(",")
     failed, began = 0, time.process_time()
-    for seed in range(options.start, options.start + options.networks):
-        try:
-            network = random_network(seed)
-            check_network(network)
-        except WrongNetwork as wrong:
-            failed += 1
-            print(wrong, flush=True)
-        if (seed + 1 - options.start) % 50 == 0:
-            print(f"{seed + 1 - options.start} networks, {failed} failed", flush=True)
+    with nullcontext() if targets == ["llvm"] else emulating():
+        for seed in range(options.start, options.start + options.networks):
+            target, precision = targets[seed % len(targets)], precisions[seed // len(targets) % len(precisions)]
+            try:
+                check_network(random_network(seed), target, precision)
+            except WrongNetwork as wrong:
+                failed += 1
+                print(f"{target} {precision} {wrong}", flush=True)
+            if (seed + 1 - options.start) % 50 == 0:
+                print(f"{seed + 1 - options.start} networks, {failed} failed", flush=True)
     print(f"{failed} of {options.networks} networks failed, {time.process_time() - began:.0f} s")
     return 1 if failed else 0
 

@@ -51,16 +51,12 @@ def normed(net: Net, x: Image) -> Image:
     return Image(net.op("Add", net.op("Mul", net.op("Mul", x.name, share), net.bias(c, 1, 1)), x.name), c)
 
 
-def _width(net: Net) -> int:
-    return net.choice((4, 6, 8, 12, 16, 20, 24, 32, 40, 48))
-
-
 @block(Image)
 def convolution(net: Net, x: Image) -> Image:
     """One layer of any kind."""
     kind = net.choice(("plain", "plain", "point", "depthwise", "groups", "dilated"))
     kernel, stride = net.choice((3, 3, 5, 7)), net.choice((1, 1, 2))
-    channels = _width(net)
+    channels = net.channels()
     if kind == "point":
         y = convolved(net, x, channels, 1)
     elif kind == "depthwise":
@@ -128,7 +124,7 @@ def upsampled(net: Net, x: Image) -> Image:
         name = net.op("Resize", x.name, "", scales, mode=mode, coordinate_transformation_mode=net.choice(how), **extra)
         return Image(name, x.channels)
     if kind == "transposed":
-        channels, kernel = _width(net), net.choice((2, 3, 4))
+        channels, kernel = net.channels(), net.choice((2, 3, 4))
         how = {2: {}, 3: {"pads": [1] * 4, "output_padding": [1, 1]}, 4: {"pads": [1] * 4}}[kernel]
         weight = net.weight(x.channels, channels, kernel, kernel, depth=x.channels * kernel)
         return Image(net.op("ConvTranspose", x.name, weight, net.bias(channels), strides=[2, 2], **how), channels)
@@ -153,7 +149,7 @@ def upsampled(net: Net, x: Image) -> Image:
 @block(Image)
 def pyramid(net: Net, x: Image) -> Image:
     """A smaller copy, brought back to the size of the larger one and joined with it."""
-    y = convolved(net, x, _width(net), 3, stride=2)
+    y = convolved(net, x, net.channels(), 3, stride=2)
     y = Image(net.activation(y.name), y.channels)
     if net.chance(0.4):
         y = convolved(net, y, y.channels, 3, stride=2)
@@ -314,7 +310,7 @@ def over_channels(net: Net, x: Image) -> Image:
 @block(Image)
 def as_tokens(net: Net, x: Image) -> Tokens:
     """Pixels or patches in a row, with positions that are brought to their number."""
-    width = net.choice((16, 20, 32, 48))
+    width = net.width()
     patch = net.choice((2, 4) if net.grown else (1, 2, 4))
     weight = net.weight(width, x.channels, patch, patch)
     y = net.op("Conv", x.name, weight, net.bias(width), strides=[patch] * 2)
@@ -366,7 +362,7 @@ def patches(net: Net, x: Image) -> Image:
 @block(Image)
 def scanned(net: Net, x: Image) -> Image:
     """A recurrence over the rows, each column by itself."""
-    hidden = net.choice((6, 12))
+    hidden = min(net.hidden(), 64)
     rows = net.transpose(x.name, 2, 0, 3, 1)
     batch, width = net.size(x.name, 0), net.size(x.name, 3)
     steps = net.reshape(rows, net.size(x.name, 2), net.op("Mul", batch, width), x.channels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tests.fuzz.names import needed
 
-__all__ = ["BLOCKS", "Image", "Net", "Tokens", "block"]
+__all__ = ["BLOCKS", "EXTENTS", "Extents", "Image", "Input", "Net", "Tokens", "block"]
 
 Array = np.ndarray[Any, Any]
 
@@ -50,15 +50,72 @@ def block(takes: type[Image] | type[Tokens]) -> Callable[[Block], Block]:
     return add
 
 
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a graph: normally distributed float32, or integers from `low` to `high`."""
+
+    shape: tuple[int | str, ...]
+    dtype: str = "float32"
+    low: int = 0
+    high: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """How large the tensors of a network are, so that every kind of network takes about as long.
+
+    `channels` of images, `widths` of tokens and `hidden` layers are drawn from; beyond `most` channels an image is
+    brought to fewer. `spans` has the least and the largest size of each named dimension.
+    """
+
+    channels: tuple[int, ...]
+    widths: tuple[int, ...]
+    hidden: tuple[int, ...]
+    most: int
+    spans: Mapping[str, tuple[int, int]]
+
+
+EXTENTS = {
+    "small": Extents(
+        channels=(4, 6, 8, 12, 16, 20, 24, 32, 40, 48),
+        widths=(12, 16, 20, 24, 32, 36, 48),
+        hidden=(8, 12, 20, 24, 40, 64, 100),
+        most=100,
+        spans={"batch": (1, 3), "length": (3, 40), "context": (1, 24), "past": (0, 20), "room": (20, 50),
+               "height": (9, 40), "width": (9, 40), "side": (9, 40)},
+    ),
+    "wide": Extents(
+        channels=(48, 64, 72, 96, 128, 136, 192, 256, 320, 512),
+        widths=(64, 96, 128, 160, 192, 256, 384, 512, 768, 1024),
+        hidden=(64, 128, 200, 256, 384, 512),
+        most=640,
+        spans={"batch": (1, 2), "length": (1, 20), "context": (1, 12), "past": (0, 12), "room": (20, 24),
+               "height": (5, 15), "width": (5, 15), "side": (5, 15)},
+    ),
+    "long": Extents(
+        channels=(3, 4, 6, 8, 12, 16),
+        widths=(8, 12, 16, 24, 32),
+        hidden=(8, 16, 24),
+        most=48,
+        spans={"batch": (1, 2), "length": (60, 520), "context": (1, 300), "past": (0, 300), "room": (20, 600),
+               "height": (5, 12), "width": (60, 200), "side": (9, 50)},
+    ),
+}  # fmt: skip
+"""Few channels and short rows, many channels, and long rows, which schedules treat in other ways."""
+
+
 @dataclass(slots=True)
 class Net:
     """A graph under construction."""
 
     rng: random.Random
     numbers: np.random.Generator
+    extents: Extents
     nodes: list[NodeProto] = field(default_factory=list)
     initializers: list[TensorProto] = field(default_factory=list)
-    inputs: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
+    inputs: dict[str, Input] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    """Outputs beside the last tensor, such as caches for the next run."""
     grown: bool = False
     """Whether a block has enlarged it: one may, as attention takes the square of the size."""
 
@@ -69,6 +126,22 @@ class Net:
     def choice(self, options: Sequence[Any]) -> Any:
         """One of the options."""
         return self.rng.choice(options)
+
+    def channels(self) -> int:
+        """A number of channels of an image."""
+        return self.choice(self.extents.channels)
+
+    def width(self) -> int:
+        """A width of tokens."""
+        return self.choice(self.extents.widths)
+
+    def hidden(self) -> int:
+        """A width between two dense layers, or of the state of a recurrence."""
+        return self.choice(self.extents.hidden)
+
+    def fixed(self, name: str) -> int:
+        """A size that a named dimension may have."""
+        return self.rng.randint(*self.extents.spans[name])
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
         """The first output of a new node."""
@@ -83,9 +156,21 @@ class Net:
 
     def input(self, *shape: int | str) -> str:
         """A new input of float32."""
+        return self._input(Input(shape))
+
+    def integers(self, *shape: int | str, low: int, high: int, dtype: str = "int64") -> str:
+        """A new input of integers between two, with both."""
+        return self._input(Input(shape, dtype, low, high))
+
+    def _input(self, value: Input) -> str:
         name = f"x{len(self.inputs)}"
-        self.inputs[name] = shape
+        self.inputs[name] = value
         return name
+
+    @property
+    def batch(self) -> int | str:
+        """The size of all inputs along the batch."""
+        return next(iter(self.inputs.values())).shape[0]
 
     def constant(self, value: Any, dtype: str) -> str:
         """An initializer."""
@@ -198,8 +283,13 @@ class Net:
     def model(self, values: Sequence[str]) -> ModelProto:
         """The graph of these values, of all that they need."""
         nodes, names = needed(self.nodes, values)
-        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self.inputs.items() if n in names]
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype)), x.shape)
+            for name, x in self.inputs.items()
+            if name in names
+        ]
         outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in values]
         weights = [tensor for tensor in self.initializers if tensor.name in names]
         graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10)

@@ -8,23 +8,25 @@ from onnx import TensorProto, helper
 
 from tests.fuzz.blocks.net import Image, Net, Tokens, block
 
-__all__ = ["attend"]
+__all__ = ["apart", "attend", "heads_of", "together"]
 
 
-def _heads(net: Net, width: int) -> int:
-    return net.choice([h for h in (1, 2, 3, 4) if width % (2 * h) == 0] or [1])
+def heads_of(net: Net, width: int) -> int:
+    """A number of heads of even size."""
+    return net.choice([h for h in (1, 2, 3, 4, 8) if width % (2 * h) == 0 and width <= 256 * h] or [1])
 
 
-def _apart(net: Net, x: str, heads: int, width: int) -> str:
+def apart(net: Net, x: str, heads: int, width: int) -> str:
     """[batch, heads, length, width of a head] of tokens."""
     if net.chance(0.5):
-        apart = net.op("Reshape", x, net.ints(0, net.choice((0, -1)), heads, width // heads))
+        four = net.op("Reshape", x, net.ints(0, net.choice((0, -1)), heads, width // heads))
     else:
-        apart = net.reshape(x, net.size(x, 0), net.size(x, 1), heads, width // heads)
-    return net.transpose(apart, 0, 2, 1, 3)
+        four = net.reshape(x, net.size(x, 0), net.size(x, 1), heads, width // heads)
+    return net.transpose(four, 0, 2, 1, 3)
 
 
-def _together(net: Net, x: str, width: int) -> str:
+def together(net: Net, x: str, width: int) -> str:
+    """Tokens of [batch, heads, length, width of a head]."""
     back = net.transpose(x, 0, 2, 1, 3)
     if net.chance(0.5):
         return net.op("Reshape", back, net.ints(0, -1, width))
@@ -102,20 +104,20 @@ def _distances(net: Net, scores: str, queries: str, keys: str, heads: int) -> st
 
 def attend(net: Net, x: Tokens, bias: str | None = None, of: Tokens | None = None, causal: bool = False) -> Tokens:
     """Attention of tokens to themselves, or to those of another sequence."""
-    width, heads, other = x.width, _heads(net, x.width), of or x
+    width, heads, other = x.width, heads_of(net, x.width), of or x
     size = width // heads
     if of is None and net.chance(0.4):
         joined = net.linear(x.name, width, 3 * width)
         if net.chance(0.5):
             parts = net.ops("Split", 3, joined, net.ints(width, width, width), axis=-1)
-            q, k, v = (_apart(net, part, heads, width) for part in parts)
+            q, k, v = (apart(net, part, heads, width) for part in parts)
         else:
             five = net.reshape(joined, net.size(joined, 0), net.size(joined, 1), 3, heads, size)
             five = net.transpose(five, 2, 0, 3, 1, 4)
             q, k, v = (net.op("Gather", five, net.whole(i), axis=0) for i in range(3))
     else:
         sources = ((x.name, width), (other.name, other.width), (other.name, other.width))
-        q, k, v = (_apart(net, net.linear(n, w, width, net.chance(0.5)), heads, width) for n, w in sources)
+        q, k, v = (apart(net, net.linear(n, w, width, net.chance(0.5)), heads, width) for n, w in sources)
     queries, keys = net.size(q, 2), net.size(k, 2)
     if of is None and size % 2 == 0 and net.chance(0.3):
         halves = net.chance(0.5)
@@ -133,7 +135,7 @@ def attend(net: Net, x: Tokens, bias: str | None = None, of: Tokens | None = Non
     if causal:
         scores = _causal(net, scores, queries, keys)
     mixed = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
-    return Tokens(net.linear(_together(net, mixed, width), width, width), width)
+    return Tokens(net.linear(together(net, mixed, width), width, width), width)
 
 
 @block(Tokens)
@@ -148,12 +150,8 @@ def self_attention(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def with_context(net: Net, x: Tokens) -> Tokens:
     """Attention to another input of its own length."""
-    name = net.input(_batch(net), "context", x.width)
+    name = net.input(net.batch, "context", x.width)
     return Tokens(net.op("Add", x.name, attend(net, x, of=Tokens(name, x.width)).name), x.width)
-
-
-def _batch(net: Net) -> int | str:
-    return next(iter(net.inputs.values()))[0]
 
 
 @block(Tokens)
@@ -170,7 +168,7 @@ def masked_attention(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def feed_forward(net: Net, x: Tokens) -> Tokens:
     """Two dense layers, gated or not."""
-    wide = net.choice((24, 40, 64, 100))
+    wide = net.hidden()
     inner = net.layer_norm(x.name, x.width)
     if net.chance(0.5):
         if net.chance(0.5):
@@ -187,7 +185,7 @@ def feed_forward(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def resized(net: Net, x: Tokens) -> Tokens:
     """A dense layer to another width, perhaps of rows without a batch."""
-    width = net.choice((12, 16, 20, 32, 36, 48))
+    width = net.width()
     if net.chance(0.4):
         flat = net.reshape(x.name, -1, x.width)
         flat = net.op("Gemm", flat, net.weight(width, x.width), net.bias(width), transB=1)
@@ -200,7 +198,7 @@ def convolved_in_time(net: Net, x: Tokens) -> Tokens:
     """A convolution over the length: of all, of each channel, causal, dilated or strided."""
     kernel, dilation = net.choice((3, 5, 7)), net.choice((1, 1, 2))
     by_channel, causal = net.chance(0.5), net.chance(0.3)
-    width = x.width if by_channel else net.choice((16, 24, 32))
+    width = x.width if by_channel else net.width()
     spread = dilation * (kernel - 1)
     weight = net.weight(width, 1 if by_channel else x.width, kernel)
     across = net.transpose(x.name, 0, 2, 1)
@@ -235,8 +233,8 @@ def in_chunks(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def relative_shift(net: Net, x: Tokens) -> Tokens:
     """Attention whose scores of distances are shifted by a padded view of them."""
-    width, heads = x.width, _heads(net, x.width)
-    q, k, v = (_apart(net, net.linear(x.name, width, width), heads, width) for _ in range(3))
+    width, heads = x.width, heads_of(net, x.width)
+    q, k, v = (apart(net, net.linear(x.name, width, width), heads, width) for _ in range(3))
     length, batch = net.size(q, 2), net.size(q, 0)
     twice = net.op("Sub", net.op("Mul", length, net.ints(2)), net.ints(1))
     angles = net.op("Mul", net.op("Unsqueeze", net.real(net.range_of(twice)), net.ints(1)),
@@ -249,7 +247,7 @@ def relative_shift(net: Net, x: Tokens) -> Tokens:
     scores = net.op("Add", net.op("MatMul", q, net.transpose(k, 0, 1, 3, 2)), far)
     scores = net.op("Div", scores, net.number(math.sqrt(width // heads)))
     mixed = net.op("MatMul", net.op("Softmax", scores, axis=-1), v)
-    return Tokens(net.op("Add", x.name, net.linear(_together(net, mixed, width), width, width)), width)
+    return Tokens(net.op("Add", x.name, net.linear(together(net, mixed, width), width, width)), width)
 
 
 @block(Tokens)
@@ -368,7 +366,7 @@ def chosen(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def recurrent(net: Net, x: Tokens) -> Tokens:
     """A recurrence over the length, in one direction or two."""
-    kind, hidden = net.choice(("LSTM", "GRU")), net.choice((8, 12, 20))
+    kind, hidden = net.choice(("LSTM", "GRU")), net.hidden()
     direction = net.choice(("forward", "reverse", "bidirectional"))
     ways, gates = 1 + (direction == "bidirectional"), {"LSTM": 4, "GRU": 3}[kind]
     weights = [net.weight(ways, gates * hidden, n, depth=n) for n in (x.width, hidden)]
@@ -384,8 +382,8 @@ def recurrent(net: Net, x: Tokens) -> Tokens:
 @block(Tokens)
 def mixed_over_channels(net: Net, x: Tokens) -> Tokens:
     """Attention between channels, whose scores sum over the length."""
-    heads = _heads(net, x.width)
-    q, k, v = (_apart(net, net.linear(x.name, x.width, x.width), heads, x.width) for _ in range(3))
+    heads = heads_of(net, x.width)
+    q, k, v = (apart(net, net.linear(x.name, x.width, x.width), heads, x.width) for _ in range(3))
     if net.chance(0.5):
         q, k = (net.op("Div", s, net.op("Add", net.op("ReduceL2", s, net.ints(2)), net.number(1e-3))) for s in (q, k))
         scores = net.op("Softmax", net.op("MatMul", net.transpose(q, 0, 1, 3, 2), k), axis=-1)
@@ -393,13 +391,13 @@ def mixed_over_channels(net: Net, x: Tokens) -> Tokens:
     else:
         q, k = net.op("Softmax", q, axis=-1), net.op("Softmax", k, axis=2)
         mixed = net.op("MatMul", q, net.op("MatMul", net.transpose(k, 0, 1, 3, 2), v))
-    return Tokens(net.op("Add", x.name, _together(net, mixed, x.width)), x.width)
+    return Tokens(net.op("Add", x.name, together(net, mixed, x.width)), x.width)
 
 
 @block(Tokens)
 def experts(net: Net, x: Tokens) -> Tokens:
     """All experts of all tokens, weighted by a softmax."""
-    count, wide = net.choice((2, 3, 4)), net.choice((16, 24))
+    count, wide = net.choice((2, 3, 4)), net.hidden()
     share = net.op("Softmax", net.linear(x.name, x.width, count), axis=-1)
     rows = net.op("Unsqueeze", x.name, net.ints(1))
     hidden = net.activation(net.op("MatMul", rows, net.weight(1, count, x.width, wide, depth=x.width)))
