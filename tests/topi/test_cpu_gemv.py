@@ -47,6 +47,18 @@ def test_few_rows_by_transposed_matrices(rows: int, columns: int, steps: int, ta
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [4, 8, 16])
+def test_few_rows_by_themselves(rows: int, target: str):
+    """The kernel reads one tensor, as both operands."""
+    x = relay.var("x", (2, rows, 144))
+    lib = relay.build(relay.Function((x,), nn.relu(nn.batch_matmul(x, x, transpose_b=True))), target)
+    value = np.random.default_rng(0).standard_normal((2, rows, 144), dtype=np.float32)
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(value)[0].numpy()
+    expected = np.maximum(value.astype(np.float64) @ np.swapaxes(value, 1, 2), 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("count", [2, 70, "n"])
 @pytest.mark.parametrize(("columns", "steps"), [(16, 32), (5, 40), (33, 70), (64, 7)])
 def test_rows_by_matrices_that_are_looked_up(count: int | str, columns: int, steps: int, target: str):

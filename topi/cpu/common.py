@@ -30,9 +30,12 @@ def panel_width(anchor: te.Operation) -> int:
 
 
 def operands(anchor: te.Operation) -> tuple[te.Tensor, te.Tensor]:
-    """The data and the packed weights of a product or convolution; a table of the data to read comes before them."""
-    left, right = anchor.input_tensors[-2:]
-    return left, right
+    """The data and the packed weights of a product or convolution; a table of the data to read comes before them.
+
+    They are one tensor in its product with itself, as of a Gram matrix.
+    """
+    tensors = anchor.input_tensors
+    return tensors[max(len(tensors) - 2, 0)], tensors[-1]
 
 
 def has_wide_groups(anchor: te.Operation) -> bool:
