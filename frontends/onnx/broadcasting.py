@@ -55,10 +55,12 @@ class Broadcasting:
 
     def _with_ones(self, x: Expr, shape: Sequence[Dim], shapes: Sequence[Sequence[Dim]]) -> Expr:
         """`x` with the number 1 for each of its leading sizes `shape` that is at most 1, and is broadcast to another of
-        `shapes`: later passes need no arithmetic to see that the first of n rows, which are min(1, n), is broadcast."""
+        `shapes`: later passes need no arithmetic to see that the first of n rows, which are min(1, n), is broadcast.
+        The number 1 is broadcast to it, and it may be 0."""
         for axis, d in enumerate(shape, start=-len(shape)):
             others = [other[axis] for other in shapes if len(other) >= -axis]
-            if isinstance(d, int | SizeVar) or all(dims_equal(d, other) for other in others) or not is_at_least(1, d):
+            is_kept = all(other == 1 or dims_equal(d, other) for other in others)
+            if isinstance(d, int | SizeVar) or is_kept or not is_at_least(1, d):
                 continue
             self._check_equal(d, 1)
             x = op.reshape(x, with_dim(x.shape, axis + len(shape), 1))

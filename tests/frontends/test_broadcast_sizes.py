@@ -189,6 +189,20 @@ def test_the_first_of_several_rows_is_broadcast(name, axis):
     runs_like(proto, lambda x, w: expected(x, w[:1] if axis == 0 else w[:, :1]), cases)
 
 
+@pytest.mark.parametrize("shape", [(1,), ("n",)])
+def test_at_most_one_row_broadcasts_with_the_number_one(shape):
+    """Where none is found, there are no rows: one row of weights is not added to them."""
+    nodes = [
+        make("NonZero", ["x"], ["places"]),
+        make("Transpose", ["places"], ["rows"]),
+        make("GatherND", ["x", "rows"], ["found"]),
+        make("Mul", ["found", "w"], ["y"]),
+    ]
+    proto = model(nodes, {"x": shape}, {"w": np.array([2], np.float32)})
+    cases = [(np.array([value], np.float32),) for value in (3, 0)]
+    runs_like(proto, lambda x: 2 * x[x != 0], cases)
+
+
 def test_sizes_that_do_not_broadcast_are_an_error_of_the_node():
     executor = executor_of(from_onnx(model([make("Add", ["x", "w"], ["y"], name="sum")], ROWS))[0])
     for a, b in ((2, 3), (0, 3), (3, 2)):
