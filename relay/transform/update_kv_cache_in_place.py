@@ -13,7 +13,7 @@ from relayc.relay.op import cache as cached
 from relayc.relay.op.common import with_dim
 from relayc.relay.op.elementwise import cast as cast_elements
 from relayc.relay.op.joining import Concatenate
-from relayc.relay.sizes import add_sizes, dims_equal
+from relayc.relay.sizes import add_sizes, dims_equal, size_variables
 from relayc.relay.type import TensorType
 from relayc.relay.versions import EQUAL_SIZES, versions_of, without_versions
 from relayc.te.dtype import DType
@@ -81,18 +81,30 @@ def _version(module: IRModule, caches: Mapping[str, str]) -> IRModule:
 def find_kv_caches(module: IRModule) -> dict[str, str]:
     """Every input that an output extends by one tensor, and that output: the pairs that `caches` may name.
 
-    An input that something else reads, too, is none of them.
+    An input that something else reads, too, is none of them, nor is one that gets rows of which only a run's values
+    tell how many. All get as many rows: where some get a symbolic number, those that get a number of their own are
+    left out, and else those that get another number than the first.
     """
     main = cast(Function, module["main"])
     readers = Counter(id(arg) for e in post_order(main.body) if isinstance(e, Call) for arg in e.args)
     params = {id(p): p for p in main.params if readers[id(p)] == 1}
     found: dict[str, str] = {}
+    rows: dict[str, Dim] = {}
     for name, output in zip(module.attrs.get("output_names", ()), main.results, strict=False):
         append = _append_of(output)
         parameter = append and params.get(id(append.prefix))
-        if append and parameter and isinstance(parameter.shape[append.axis], SizeVar):
+        if append and parameter and isinstance(parameter.shape[append.axis], SizeVar) and _tells_rows(main, append):
             found.setdefault(parameter.name, name)
-    return found
+            rows.setdefault(parameter.name, append.rows)
+    symbolic = [n for n in rows.values() if not isinstance(n, int)]
+    common = symbolic or list(rows.values())[:1]
+    return {parameter: output for parameter, output in found.items() if rows[parameter] in common}
+
+
+def _tells_rows(main: Function, append: _Append) -> bool:
+    """Whether the sizes of inputs tell how many rows are appended."""
+    shapes = [p.ty.shape for p in main.params if isinstance(p.ty, TensorType)]
+    return size_variables([append.rows]).keys() <= {d.name for shape in shapes for d in shape if isinstance(d, SizeVar)}
 
 
 def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[str]) -> Function:
@@ -107,8 +119,9 @@ def _with_one_length(main: Function, caches: Mapping[str, str], names: Sequence[
         append, param = _append_of(main.results[names.index(output)]), params.get(name)
         if append and param and append.prefix is param and isinstance(length := param.shape[append.axis], SizeVar):
             lengths.append(length)
-            known = zip(param.shape, append.added.shape, strict=True)
-            sizes.update({d.name: n for d, n in known if isinstance(d, SizeVar) and isinstance(n, int)})
+            for axis, (d, n) in enumerate(zip(param.shape, append.added.shape, strict=True)):
+                if axis != append.axis and isinstance(d, SizeVar) and isinstance(n, int):
+                    sizes[d.name] = n
     if len({length.name for length in lengths}) > 1:
         sizes.update({length.name: lengths[0] for length in lengths})
     if not sizes:
@@ -132,6 +145,11 @@ class _Append(NamedTuple):
     axis: int
     begins: Expr | None = None
     total: Dim | None = None
+
+    @property
+    def rows(self) -> Dim:
+        """How many rows are appended."""
+        return self.added.shape[self.axis]
 
 
 def _append_of(e: Expr) -> _Append | None:
@@ -175,6 +193,8 @@ class _Rewriter:
             raise CompileError(f"{what}: expected the input with one tensor appended")
         if append.prefix is not parameter or not isinstance(parameter.shape[append.axis], SizeVar):
             raise CompileError(f"{what}: expected the input, of symbolic length, with rows appended")
+        if not _tells_rows(self.old, append):
+            raise CompileError(f"{what}: expected as many rows appended as sizes of inputs tell, not {append.rows}")
         kind = self.stored if parameter.dtype == "float32" else parameter.dtype
         roomy = TensorType(with_dim(parameter.shape, append.axis, self.capacity), kind)
         return _Cache(Var(parameter.name, roomy, span=parameter.span), append)
@@ -215,14 +235,14 @@ def _as(dtype: DType, x: Expr) -> Expr:
 
 def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
     """The attribute of a cache: (name, axis, rows before, rows added)."""
-    prefix, added, axis, *_ = cache.append
-    return cache.param.name, axis, prefix.shape[axis], added.shape[axis]
+    prefix, _, axis, *_ = cache.append
+    return cache.param.name, axis, prefix.shape[axis], cache.append.rows
 
 
 def _checks(cache: _Cache) -> list[tuple[Dim, Dim, str]]:
     """The size check that the rows which an update is told are those of the cache and the new ones."""
-    prefix, added, axis, _, total = cache.append
+    prefix, _, axis, _, total = cache.append
     if total is None:
         return []
-    kept = add_sizes(prefix.shape[axis], added.shape[axis])
+    kept = add_sizes(prefix.shape[axis], cache.append.rows)
     return [(total, kept, "the positions that the executor keeps and new ones")]

@@ -19,11 +19,11 @@ from relayc.backend.runtime import (
 )
 from relayc.backend.runtime.graph import Graph
 from relayc.relay import Function, IRModule, op, var
-from relayc.relay.expr import Expr, Tuple
+from relayc.relay.expr import Expr, Tuple, Var
 from relayc.relay.op import nn
 from relayc.relay.transform import find_kv_caches
 from relayc.te.errors import CompileError
-from relayc.te.ir import PassContext
+from relayc.te.ir import PassContext, post_order
 from relayc.te.tir import Dim, SizeVar
 
 HEADS, SIZE = 2, 4
@@ -120,6 +120,44 @@ def test_pairs_are_found():
     assert find_kv_caches(decoder()) == CACHES
     assert find_kv_caches(decoder(length=7)) == {}
     assert find_kv_caches(decoder(reads=True)) == {"past.value": "value"}
+
+
+def appending(*added: Expr) -> IRModule:
+    """The sums of caches [rows, 3], to each of which rows of x are appended; x is the only other input."""
+    x = added[0] if isinstance(added[0], Var) else next(e for e in post_order(Tuple(added)) if isinstance(e, Var))
+    pasts = [var(f"past{i}", (SizeVar("past"), 3)) for i in range(len(added))]
+    wholes = [op.concatenate([past, rows], axis=0) for past, rows in zip(pasts, added, strict=True)]
+    sums = [op.sum(whole, axis=(0,)) for whole in wholes]
+    names = [f"{kind}{i}" for kind in ("y", "whole") for i in range(len(added))]
+    return IRModule({"main": Function((x, *pasts), Tuple((*sums, *wholes)))}, {"output_names": names})
+
+
+def test_runs_append_a_constant_number_of_rows():
+    module = appending(var("x", (1, 3)))
+    caches = find_kv_caches(module)
+    assert caches == {"past0": "whole0"}
+    run = graph_executor.GraphModule(relay.build(module, "llvm -num-cores=1", caches=caches)["default"](CPU))
+    x = np.ones((1, 3), "float32")
+    assert [run(x)[0].numpy()[0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_caches_get_as_many_rows():
+    x = var("x", (SizeVar("new"), 3))
+    assert find_kv_caches(appending(x, op.strided_slice(x, (0,), (2,)), op.tanh(x))) == {
+        "past0": "whole0", "past1": "whole1", "past2": "whole2",
+    }  # fmt: skip
+    few = op.reshape(op.sum(x, axis=(0,), keepdims=True), (1, 3))
+    assert find_kv_caches(appending(few, x)) == {"past1": "whole1"}
+    assert find_kv_caches(appending(few, op.concatenate([few, few], axis=0))) == {"past0": "whole0"}
+
+
+def test_rows_that_values_count_are_not_kept():
+    x = var("x", (SizeVar("new"), 3))
+    positive = op.strided_slice(x, (0,), (SizeVar("counted"),), axes=(0,))
+    module = appending(positive)
+    assert find_kv_caches(module) == {}
+    with pytest.raises(CompileError, match="as many rows appended as sizes of inputs tell"):
+        relay.build(module, caches={"past0": "whole0"})
 
 
 def test_all_caches_have_one_length():
