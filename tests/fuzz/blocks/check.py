@@ -46,9 +46,11 @@ _STEPS = {"": 1e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Rounding errors of a precision, relative to the value."""
 
 _UNBOUNDED = frozenset((
-    "as_words", "best", "decayed", "detected", "highest_pixels", "nearest_code", "regions", "selected",
+    "as_words", "best", "decayed", "detected", "highest_pixels", "moved_by_a_matrix", "nearest_code", "regions",
+    "selected", "unpooled",
 ))  # fmt: skip
-"""Blocks that compare values, or take differences of long sums: in lower precision their errors have no bound."""
+"""Blocks that compare values, compute positions, or take differences of long sums: in lower precision their errors
+have no bound."""
 
 
 class WrongNetwork(Exception):
