@@ -232,6 +232,22 @@ def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
         np.testing.assert_allclose(executor(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("width", "looped"), [(9, {"kd"}), (te.size_var("w"), {"kd", "kh"})])
+def test_taps_of_lines_of_dynamic_width_are_a_loop_where_planes_are_one(width: te.Dim, looped: set[str]):
+    """Written out, each pixel of a tile has an address for each line, more than there are registers."""
+    rng = np.random.default_rng(0)
+    weight, data = (rng.standard_normal(shape, dtype=np.float32) for shape in ((8, 1, 3, 3, 3), (1, 1, 5, 7, 9)))
+    x = relay.var("x", shape=(1, 1, 5, 7, width))
+    function = relay.Function((x,), relay.nn.conv3d(x, relay.const(weight), padding=1))
+    optimized = relay.optimize(IRModule({"main": function}), SERVER)
+    workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+    (made,) = [lower(w, SERVER).function for w in workloads if "nn.conv3d_ndhwc_packed" in w.operators]
+    assert {"kd", "kh", "kw"} & {loop.loop_var.name for loop in collect(made.body, For)} == looped
+    executor = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))
+    expected = convolve(data, weight, (1, 1, 1), (1,) * 6, (1, 1, 1), 1)
+    np.testing.assert_allclose(executor(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_tiles_begin_on_lines_also_where_an_image_is_one_column():
     """Rows of a tile on two lines would each need an address of its own."""
     found: list[int] = []

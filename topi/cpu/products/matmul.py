@@ -12,8 +12,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from relayc import te
+from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, first_of
 from relayc.te.tir import EQ
+from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import (
     local_accumulator,
     operands,
@@ -288,14 +290,29 @@ def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> N
     """Unroll the loops over an image's few channels and a line's taps: iterations are too short for loops.
 
     Neighbouring windows share pixels, which the compiler then keeps in registers: only as many as it has, of `rows`.
+    Where a loop is left, steps of dynamic strides are loops, too: each row would have an address for each of them.
     """
     if not has_few_channels(s[accumulator].op):
         return
-    steps = 1
-    for axis in reversed(s[accumulator].op.reduce_axis):
+    steps, axes, unrolled = 1, s[accumulator].op.reduce_axis, list[te.IterVar]()
+    for axis in reversed(axes):
         steps *= constant_size([extent_of(axis)])
         if steps <= _SHORT and steps * rows <= _MOST_VALUES:
+            unrolled.append(axis)
+    for axis in unrolled:
+        if len(unrolled) == len(axes) or _has_constant_stride(s[accumulator].op, axis):
             s[accumulator].unroll(axis)
+
+
+def _has_constant_stride(op: te.Operation, axis: te.IterVar) -> bool:
+    """Whether a step along an axis is a constant distance in memory, in all tensors that are read."""
+    return all(
+        isinstance(extent, int)
+        for tensor, index in reads(op)
+        for place, position in enumerate(index)
+        if axis.var in post_order((position,))
+        for extent in tensor.shape[place + 1 :]
+    )
 
 
 def _split_dynamic_sum(s: te.Schedule, accumulator: te.Tensor, plan: ProductPlan, target: Target) -> None:
