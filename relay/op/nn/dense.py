@@ -23,6 +23,7 @@ from relayc.relay.op.gradients import reshaped, sum_to, swapped
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
 from relayc.relay.sizes import product
 from relayc.relay.type import TensorType, Type, broadcast_shapes, dims_match
+from relayc.te.dtype import FLOAT32
 from relayc.te.tir import Dim
 from relayc.topi.utils import ceil_div
 
@@ -84,6 +85,10 @@ class Dense(OpDef):
         return reshaped(result, (*data.shape[:-1], weight.shape[0]))
 
 
+_FEW_WEIGHTS = 1 << 18
+"""Most weights of dense layers that share a kernel: larger ones come from memory, and have their panels prefetched."""
+
+
 @register_op("nn.dense_packed", pattern=OpPattern.OUT_FUSABLE)
 class DensePacked(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR), padded with 0: (..., N) with N = `units`.
@@ -101,6 +106,17 @@ class DensePacked(OpDef):
     out_dtype: str | None = None
     pairs: bool = False
     zero_point: int = 0
+
+    def open_form(self, types: Sequence[TensorType]) -> tuple[OpDef, Sequence[Sequence[int]]]:
+        """Whole panels of float32 that caches hold, where rows aren't those of images, which plans depend on."""
+        data, weight = types
+        panels, depth, width = weight.shape
+        if not (isinstance(panels, int) and isinstance(depth, int) and isinstance(width, int)):
+            return self, ((), ())
+        of_images = data.ndim > 2 and data.with_shape(data.shape[1:]).is_static
+        whole = data.dtype == weight.dtype == FLOAT32 and dims_match(self.units, panels * width)
+        is_open = whole and not of_images and panels * depth * width <= _FEW_WEIGHTS
+        return self, ((), (0,) if is_open else ())
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         check = require_pairs if self.pairs else require_weights_of

@@ -34,9 +34,10 @@ PRODUCTS = ((40, 33), (40, 47), (40, 40))
 PANELS = ((48, 96), (96, 192), (192, 96))
 WINOGRAD_PANELS = ((160, 64), (160, 128), (256, 128))
 STEPS = ((12, 96), (18, 96), (42, 96))
+DENSE_PANELS = ((64, 64), (64, 192), (64, 128))
 LAYERS = {
     "winograd": WINOGRAD, "depthwise": DEPTHWISE, "pointwise": PRODUCTS, "panels": PANELS, "steps": STEPS,
-    "dense": PRODUCTS, "winograd panels": WINOGRAD_PANELS,
+    "dense": PRODUCTS, "winograd panels": WINOGRAD_PANELS, "dense panels": DENSE_PANELS,
 }  # fmt: skip
 
 Arrays = list[np.ndarray]
@@ -51,11 +52,11 @@ def layers(
     outputs: list[relay.Expr] = []
     weights: list[Arrays] = []
     for number, (inputs, count) in enumerate(widths):
-        x = var(f"x{number}", (batch, inputs) if kind == "dense" else (batch, height, width, inputs))
+        x = var(f"x{number}", (batch, inputs) if kind.startswith("dense") else (batch, height, width, inputs))
         shapes = {"winograd": (inputs, 3, 3), "depthwise": (1, 3, 3), "dense": (inputs,)}
         taps = shapes.get(kind.removesuffix(" panels"), (inputs, 1, 1))
         weight, bias = rng.standard_normal((count, *taps), np.float32) / 8, rng.standard_normal(count, np.float32)
-        if kind == "dense":
+        if kind.startswith("dense"):
             y = nn.dense(x, const(weight))
         else:
             padding, groups = taps[-1] // 2, inputs if kind == "depthwise" else 1
@@ -71,7 +72,7 @@ def of_any_size(kind: str, widths: Sequence[tuple[int, int]]) -> tuple[Function,
 
 
 def expected(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    if kind == "dense":
+    if kind.startswith("dense"):
         return np.maximum(x.astype(np.float64) @ weight.T.astype(np.float64) + bias, 0)
     around, groups = weight.shape[-1] // 2, x.shape[-1] if kind == "depthwise" else 1
     y = convolve(np.moveaxis(x, -1, 1), weight, (1, 1), (around,) * 4, (1, 1), groups)
@@ -96,7 +97,7 @@ def run(model: CompiledModel, inputs: Arrays, threads: int = 1) -> Arrays:
 
 def inputs_of(kind: str, batch: int, height: int, width: int) -> Arrays:
     rng = np.random.default_rng(batch + height)
-    return [rng.standard_normal((batch, k) if kind == "dense" else (batch, height, width, k), np.float32)
+    return [rng.standard_normal((batch, k) if kind.startswith("dense") else (batch, height, width, k), np.float32)
             for k, _ in LAYERS[kind]]  # fmt: skip
 
 
@@ -291,6 +292,16 @@ def test_a_kernel_of_several_static_extents_is_timed_with_the_largest():
 )  # fmt: skip
 def test_layers_whose_code_would_differ_stay_apart(kind: str, widths: tuple[tuple[int, int], ...]):
     assert len(kernels_of(of_any_size(kind, widths)[0])) == len(widths)
+
+
+@pytest.mark.parametrize("kind", ["rows of images", "many weights", "float64"])
+def test_dense_layers_whose_code_depends_on_panels_stay_apart(kind: str):
+    depth, dtype = 1024 if kind == "many weights" else 64, "float64" if kind == "float64" else "float32"
+    rows = (te.size_var("n"), 49) if kind == "rows of images" else (te.size_var("n"),)
+    params = [var(name, (*rows, depth), dtype) for name in "ab"]
+    weights = [const(np.zeros((units, depth), dtype)) for units in (320, 384)]
+    layers = [nn.relu(nn.dense(x, weight)) for x, weight in zip(params, weights, strict=True)]
+    assert len(kernels_of(Function(tuple(params), Tuple(layers)))) == 2
 
 
 def test_extents_keep_their_common_factors_and_bounds():
