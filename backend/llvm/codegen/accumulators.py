@@ -17,8 +17,9 @@ __all__ = ["emit_store", "end_step"]
 
 _BARRIER = 'asm sideeffect "", "{}~{{memory}}"'
 """An empty inline assembly that memory reads are not moved across."""
-_MAX_ACCUMULATORS = 30
-"""Maximum number of register accumulators; a step needs at least two more registers, for its operands."""
+_OPERAND_REGISTERS = 2
+"""Fewest vector registers that a step needs beside its accumulators. LLVM ends the process where an assembly has more
+operands than there are registers."""
 _PAIR = 2
 _MIN_BITS = 32
 """Minimum bits of an element: LLVM accepts vectors of smaller ones as assembly operands on some processors only."""
@@ -119,7 +120,7 @@ def _are_in_registers(e: Emitter) -> bool:
     (kind,) = kinds
     count = sum(of.lanes for of, _, _ in e.accumulators) // kind.lanes
     fits = kind.bits >= _MIN_BITS and kind.bits * kind.lanes in _LENGTHS
-    return fits and 1 < count <= _MAX_ACCUMULATORS
+    return fits and 1 < count <= e.machine.vector_registers - _OPERAND_REGISTERS
 
 
 def _lanes(e: Emitter, of: DType) -> int:

@@ -29,6 +29,11 @@ class Machine:
         return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
 
     @property
+    def vector_registers(self) -> int:
+        """Number of vector registers."""
+        return 32 if self.features & {"avx512f", "neon"} else 16
+
+    @property
     def vector_constraint(self) -> str:
         """The inline-assembly constraint of a vector register; "" if unknown."""
         return "v" if "sse2" in self.features else "w" if "neon" in self.features else ""

@@ -108,6 +108,17 @@ def test_accumulators_pass_between_steps_in_registers(processor: str, through: b
     assert "(%rsp)" not in lib.get_source("asm")
 
 
+@pytest.mark.parametrize(("processor", "most"), [("haswell", 14), ("x86-64-v2", 14), ("icelake-server", 30)])
+def test_no_more_accumulators_pass_in_registers_than_there_are(processor: str, most: int):
+    """LLVM ended the process: 30 vectors of AVX2, of the sum over several pixels of volumes of any size."""
+    x = relay.var("x", (te.size_var("b"), 3, 1, te.size_var("h"), 7))
+    weight = relay.const(np.zeros((33, 3, 3, 3, 5), np.float32))
+    body = relay.nn.conv3d(x, weight, strides=(4, 2, 2), padding=(2, 2, 0, 2, 1, 1))
+    built = relay.build(relay.Function([x], body), f"{X86} -mcpu={processor}")
+    passed = re.findall(r'asm sideeffect "((?:=v,)+)', built.get_lib().get_source("raw-ll"))
+    assert all(operands.count("=v") <= most for operands in passed)
+
+
 def test_a_step_loads_each_of_two_separate_vectors_once():
     """From memory that the function writes they were loaded again behind the barrier of each row: 42 loads a step."""
     rows, lanes, steps = 14, 16, 4
