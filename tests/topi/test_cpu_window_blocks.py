@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relayc import relay
+from relayc.backend.llvm.codegen.pass_selection import PassSelection, select_passes
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
 from relayc.relay.expr import Expr
@@ -91,6 +92,22 @@ def test_few_pixels_are_computed_a_few_at_a_time_by_many_weights(kernel, stride,
         data = RNG.normal(size=(batch, 64, height, width)).astype(np.float32)
         expected = evaluate(function, [data])
         np.testing.assert_allclose(module.infer({"x": data})[0], expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(("channels", "width"), [(3, 224), (1, 20), (5, 7)])
+def test_padded_lines_of_few_channels_are_copied_by_vectors(channels, width):
+    """Element by element they were a loop for LLVM's vectoriser, and the whole kernel took all of its passes."""
+    x = relay.var("x", (2, channels, 30, width))
+    weight = RNG.normal(size=(32, channels, 3, 3)).astype(np.float32)
+    function = relay.Function([x], nn.conv2d(x, relay.const(weight), strides=(2, 2), padding=(1, 1)))
+    optimized = relay.optimize(IRModule({"main": function}), SERVER)
+    kernels = [lower(node.workload, SERVER).function for node in make_graph(optimized["main"]).nodes]
+    (kernel,) = [kernel for kernel in kernels if "pad = " in str(kernel) or " pad: " in str(kernel)]
+    assert select_passes([kernel]) is PassSelection.FEW
+    built = relay.build(function, "llvm -num-cores=2")
+    data = RNG.normal(size=(2, channels, 30, width)).astype(np.float32)
+    (result,) = graph_executor.GraphModule(built["default"](device("cpu", 0)), 2).infer({"x": data})
+    np.testing.assert_allclose(result, evaluate(function, [data]), rtol=1e-4, atol=1e-4)
 
 
 def test_no_kernel_has_the_windows_of_a_whole_image():

@@ -8,7 +8,7 @@ from relayc import te
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size
+from relayc.topi.groups import constant_size, is_static
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def feeding_pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operati
 
 
 def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
-    """Schedule the padded copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
+    """Schedule the padded copy: lines in parallel, channels vectorised; with few channels lines of a known length are
+    vectorised as one."""
     result, lanes = pad.output(0), vector_lanes(target)
     *lines, w, c = s[result].op.axis
     work = constant_size(result.shape) * 4.0
@@ -34,6 +35,9 @@ def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
         parallel_outer(s, result, [*lines, w], work, target)
     else:
         line = s[result].fuse(*lines) if len(lines) > 1 else w
+        if line is not w and is_static([w.extent, c.extent]) and constant_size([w.extent, c.extent]) >= lanes:
+            w, within = s[result].split(s[result].fuse(w, c), factor=lanes, tail="shift")
+            s[result].vectorize(within)
         parallel(s, result, line, work, lanes)
         for axis in dict.fromkeys((line, w)):
             s[result].pragma(axis, "loop_partition_hint")
