@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from relayc import relay
-from relayc.backend.runtime import device, graph_executor
+from relayc.backend.runtime import ArgumentError, device, graph_executor
 from relayc.frontends.onnx import from_onnx
 from relayc.frontends.onnx.ops.resample import Resampling, known_taps, output_extent
 from relayc.relay.interpreter import evaluate
@@ -234,3 +234,24 @@ def test_cubic_samples_outside_of_a_border_keep_their_weights(version: int) -> N
         expected += x[..., np.clip(base + tap, 0, 4)] * np.where(d <= 1, near, far).astype(np.float32)
     mode = "bicubic" if version < 20 else "cubic"
     check("GridSample", [x, grid], expected, domain="", version=version, mode=mode, padding_mode="border")
+
+
+@pytest.mark.parametrize(
+    ("mode", "antialias"), [("nearest", 0), ("linear", 0), ("cubic", 0), ("linear", 1), ("cubic", 1)]
+)
+def test_an_empty_batch_is_resized_to_an_empty_one(mode, antialias):
+    """As onnxruntime does: crops of boxes where none was found. To a batch that is not, it can't be."""
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], mode=mode, antialias=antialias)
+    inputs = [helper.make_tensor_value_info("x", 1, ["n", 2, "h", "w"]), helper.make_tensor_value_info("sizes", 7, [4])]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    module, params = from_onnx(model)
+    executor = graph_executor.GraphModule(relay.build(module, params=params)["default"](device("cpu")))
+
+    def resized(shape: tuple[int, ...], *sizes: int) -> np.ndarray:
+        return executor.infer({"x": np.ones(shape, np.float32), "sizes": np.array(sizes, np.int64)})[0]
+
+    np.testing.assert_allclose(resized((2, 2, 4, 3), 2, 2, 7, 8), np.ones((2, 2, 7, 8)), rtol=1e-5)
+    assert resized((0, 2, 4, 3), 0, 2, 7, 8).shape == (0, 2, 7, 8)
+    with pytest.raises(ArgumentError, match="resizing an empty tensor"):
+        resized((0, 2, 4, 3), 1, 2, 7, 8)

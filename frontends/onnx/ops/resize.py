@@ -131,7 +131,7 @@ def _resampled(
             off = Constant(taps.outside) if roi and bool(taps.outside.any()) else None
         else:
             if not is_at_least(extent, 1):
-                node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
+                node.check_equal(smaller(extent, 1), smaller(out, 1), "resizing an empty tensor")
             width = _width(node, how, scale)
             if isinstance(width, int) and width <= MAX_TAPS:
                 taps = _taps(how, extent, out, scale, region)
