@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
+from relayc.te.arith.analyzer import Analyzer
 from relayc.te.bounds import Bounds
 from relayc.te.errors import LoweringError
 from relayc.te.ir.depth import deep_trees
@@ -113,7 +114,8 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     bounds = Bounds(normalized)
     body = schedule_to_loops(bounds, buffers)
     large = [bounds.math.expr(fact) >= 0 for fact in bounds.math.facts]
-    large += [] if schedule.large_if is None else [schedule.large_if]
+    if schedule.large_if is not None:
+        large = [*_unless_implied(large, schedule.large_if), schedule.large_if]
     if not large:
         return body
     condition = likely(functools.reduce(logical_and, large))
@@ -124,6 +126,13 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     else:
         small = schedule_to_loops(Bounds(normalized, assume_large=False), buffers)
     return _either(condition, body, small)
+
+
+def _unless_implied(facts: Sequence[PrimExpr], condition: PrimExpr) -> list[PrimExpr]:
+    """The facts that a condition does not imply. Where it alone decides, the others know that it is false."""
+    analyzer = Analyzer()
+    with analyzer.constraint(condition):
+        return [fact for fact in facts if not analyzer.can_prove(fact)]
 
 
 def _either(condition: PrimExpr, large: Stmt, small: Stmt) -> Stmt:

@@ -307,8 +307,12 @@ def test_specialize_small_takes_a_condition_on_sizes():
     by_tiles[c].split(c.op.axis[0], 2, tail="shift")
     by_tiles.specialize_small(other, unless=m >= 4)
     assert "if likely(m >= 4)" in str(te.lower(s, [a, b, c], simple_mode=True))
-    assert "if likely(m - 2 >= 0 and m >= 4)" in str(te.lower(by_tiles, [a, b, c], simple_mode=True))
-    for schedule in (s, by_tiles):
+    assert "if likely(m >= 4)" in str(te.lower(by_tiles, [a, b, c], simple_mode=True)), "it implies a tile's two rows"
+    by_three = te.create_schedule(c.op)
+    by_three[c].split(c.op.axis[0], 3, tail="shift")
+    by_three.specialize_small(other, unless=m >= 2)
+    assert "if likely(m - 3 >= 0 and m >= 2)" in str(te.lower(by_three, [a, b, c], simple_mode=True))
+    for schedule in (s, by_tiles, by_three):
         for size in (0, 1, 3, 4, 5):
             check_matmul(schedule, a, b, c, size, 9, 5)
 

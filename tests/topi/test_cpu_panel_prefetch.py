@@ -136,19 +136,20 @@ class DynamicRows:
 
 
 def test_few_of_a_dynamic_number_of_rows_prefetch_the_next_panel():
-    """One tile of half the height, of 4 or of 2 rows prefetches all of it, two a half each; single rows none."""
+    """One tile of two thirds or half the height, of 4 or of 2 rows prefetches all of it, two a half each; single rows
+    none."""
     product = DynamicRows("sapphirerapids", 256)
-    half = product.height // 2
+    half, most = product.height // 2, 2 * product.height // 3
     assert half > 4
-    for rows, times in {1: 0, 2: 1, 3: 2, 4: 1, half - 1: 2, half: 1, half + 1: 2, product.height - 1: 2}.items():
+    for rows, times in {1: 0, 2: 1, 3: 2, 4: 1, half - 1: 2, half: 1, half + 1: 2, 2 * half: 2, 2 * most: 2}.items():
         assert product.times_prefetched(rows) == {times}, rows
 
 
 def test_few_rows_leave_weights_to_the_hardware_prefetcher_where_the_cache_is_fast():
     """Tiles of half the height take long enough for prefetches to pay, those of four rows don't."""
     product = DynamicRows("znver5", 256)
-    half = product.height // 2
-    for rows, times in {2: 0, 4: 0, half: 1, half + 1: 2, product.height - 1: 2}.items():
+    half, most = product.height // 2, 2 * product.height // 3
+    for rows, times in {2: 0, 4: 0, half: 1, half + 1: 2, 2 * half: 2, 2 * half + 1: 2, 2 * most: 2}.items():
         assert product.times_prefetched(rows) == {times}, rows
 
 
@@ -156,7 +157,7 @@ def test_few_rows_leave_weights_to_the_hardware_prefetcher_where_the_cache_is_fa
 def test_fewer_tiles_than_planned_prefetch_the_whole_panel(tune: str):
     """Four tiles a quarter each; two tiles two quarters each, three one or two."""
     product = DynamicRows(tune, 64)
-    for rows in (product.height + 1, 2 * product.height, 3 * product.height, 4 * product.height):
+    for rows in (2 * (2 * product.height // 3) + 1, 2 * product.height, 3 * product.height, 4 * product.height):
         assert 0 not in product.times_prefetched(rows), rows
 
 

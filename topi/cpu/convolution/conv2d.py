@@ -35,7 +35,7 @@ __all__ = ["schedule_conv_packed"]
 
 
 _FEW_PIXELS = 4
-"""Most pixels of the tiles, half as many as planned at most, for a dynamic number that may be less than a tile's, where
+"""Most pixels of the tiles, two thirds of those planned, for a dynamic number that may be less than a tile's, where
 weights are in no cache of the core's own: a pixel at a time reads them as often."""
 _TILES_TOGETHER = 2
 """Tiles that take about as long as reading all weights from memory: blocks of fewer pixels would wait for those."""
@@ -63,9 +63,10 @@ def _in_register_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Targ
     if all(isinstance(d, int) for d in outs[0].shape[:-1]):
         return _tiled(outs, anchor, target, plan)
     fewer = fewer_rows(plan, (_FEW_PIXELS, 1))
-    fewer = [few for few in fewer if few.height <= _FEW_PIXELS] if plan.streams_few_rows else fewer[-1:]
+    several = [few for few in fewer if 1 < few.height <= _FEW_PIXELS and plan.streams_few_rows]
+    plans = (plan, *several[:1], *fewer[-1:])
     together = _TILES_TOGETHER * plan.height if plan.streams_few_rows else 1
-    return versions([_tiled(outs, anchor, target, _in_blocks(p, anchor, target, together)) for p in (plan, *fewer)])
+    return versions([_tiled(outs, anchor, target, _in_blocks(each, anchor, target, together)) for each in plans])
 
 
 def _in_blocks(plan: ProductPlan, anchor: te.Operation, target: Target, together: int) -> ProductPlan:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from relayc import te
 from relayc.te.ir import post_order
 from relayc.te.ir.decisions import Refused, first_of
-from relayc.te.tir import EQ
+from relayc.te.tir import EQ, GT, convert
 from relayc.topi.cpu.accesses import reads
 from relayc.topi.cpu.common import (
     local_accumulator,
@@ -182,10 +182,14 @@ def for_any_rows(
     outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, rows: Sequence[te.Dim],
     heights: Sequence[int] = (1,),
 ) -> te.Schedule:  # fmt: skip
-    """A schedule as planned; where `rows` are dynamic, others for fewer of them than a tile has, down to `heights`."""
-    counted = not all(isinstance(d, int) for d in rows)
-    plans = [plan, *(fewer_rows(plan, heights) if counted else ())]
-    return versions([schedule(outs, anchor, target, p) for p in plans])
+    """A schedule as planned; where `rows` are dynamic, others for fewer of them, down to `heights`: up to two tiles of
+    the first, and of half a tile where that is higher than `heights`."""
+    fewer = [] if all(isinstance(d, int) for d in rows) else fewer_rows(plan, heights)
+    schedules, count = [schedule(outs, anchor, target, p) for p in (plan, *fewer)], convert(num_elements(rows))
+    for s, smaller, few in zip(schedules, schedules[1:], fewer, strict=False):
+        in_two = few is fewer[0] or few.height > heights[0]
+        s.specialize_small(smaller, unless=GT(count, te.const(2 * few.height)) if in_two else None)
+    return schedules[0]
 
 
 def versions(schedules: Sequence[te.Schedule]) -> te.Schedule:

@@ -215,13 +215,15 @@ def has_few_channels(anchor: te.Operation) -> bool:
 
 
 def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[ProductPlan]:
-    """Plans for fewer rows than a tile of `plan` has: half a tile, then `heights`; cores share the panels.
+    """Plans for fewer rows than two tiles of `plan` have: two thirds of a tile, half of one, then `heights`; cores
+    share the panels.
 
     A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row. One or two of
     the tiles, but those of single rows, pass over each panel.
     """
-    half = plan.height // 2
-    fewer = [h for h in dict.fromkeys((half, *[h for h in heights if h <= half], heights[-1])) if 0 < h < plan.height]
+    most, half = max(2 * plan.height // 3, 1), plan.height // 2
+    lower = [h for h in heights if h <= half]
+    fewer = [h for h in dict.fromkeys((most, half, *lower, heights[-1])) if 0 < h < plan.height]
     return [
         ProductPlan(h, plan.width, plan.panel, panels_first=True, masked_last=plan.masked_last,
                     tiles_of_a_panel=TILES_OF_HALF if plan.streams_few_rows and h > 1 else 0) for h in fewer
