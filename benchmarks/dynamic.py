@@ -44,8 +44,8 @@ CASES = (
     Case("mobilenet_v2", "batch", 0, (1, 2, 8)),
     Case("light_squeezenet", "batch", 0, (1, 2, 8)),
     Case("bert_base", "batch", 0, (1, 2, 4)),
-    Case("bert_base", "sequence", 1, (32, 128, 200)),
-    Case("gpt2", "sequence", 1, (32, 128, 200)),
+    Case("bert_base", "sequence", 1, (8, 16, 32, 128, 200)),
+    Case("gpt2", "sequence", 1, (8, 16, 32, 128, 200)),
 )
 
 
