@@ -159,8 +159,8 @@ def test_dynamic_rows_have_kernels_of_full_and_half_tiles_and_single_rows(column
 
 def test_dynamic_rows_are_not_guarded_one_by_one():
     text = loops_of(te.size_var("n"))
-    assert text.count("else:") == 3
-    assert text.count("if likely(") == 3, "guards of tiles, none inside"
+    assert text.count("else:") == 4
+    assert text.count("if likely(") == 4, "guards of tiles, none inside"
 
 
 def plan_of(rows: te.Dim, *, columns: int, depth: int, l2_bytes: int) -> ProductPlan:
@@ -204,9 +204,10 @@ def test_results_of_blocks_of_dynamic_rows(rows: int, columns: int, l2_bytes: in
         np.testing.assert_allclose(executor(data)[0].numpy(), data @ weight.T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("target", "copies"), [(SERVER, 5), (HASWELL, 8)], ids=["masks", "no masks"])
+@pytest.mark.parametrize(("target", "copies"), [(SERVER, 6), (HASWELL, 10)], ids=["masks", "no masks"])
 def test_a_partial_last_panel_of_dynamic_rows_is_masked_where_masks_are_cheap(target: Target, copies: int):
-    """Full and half tiles, those of 4 and 2 rows and single rows are in the code once, without masks twice."""
+    """Whole tiles, those of two thirds and half the height, of 4, 2 and single rows are in the code once, without masks
+    twice."""
     x, weight = relay.var("x", shape=(te.size_var("n"), 64)), relay.const(np.ones((250, 64), np.float32))
     optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
     (text,) = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
