@@ -20,7 +20,7 @@ from relayc.backend.runtime.device import cpu
 from relayc.backend.runtime.threads import available_cpus
 from relayc.backend.target import CacheBytes, TargetError, TargetKind
 
-__all__ = ["KNOWN_FEATURES", "HostCPU", "add_cpu_options", "host_cpu", "resolve_cpu"]
+__all__ = ["KNOWN_FEATURES", "HostCPU", "add_cpu_options", "host_cpu", "resolve_cpu", "vector_unit"]
 
 KNOWN_FEATURES = frozenset[str]().union(*[row.features for row in PROCESSORS.values()])
 """The features that code generation depends on, named as in LLVM and GCC."""
@@ -108,7 +108,7 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     present = own | host.features if native else own  # LLVM may imply more than our table does
     attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in present - features)
     attrs["mtune"] = _tuned_for(attrs, host.features if native else features, native)
-    width, count = _vector_unit(features)
+    width, count = vector_unit(features)
     filled = {"vector-bytes": width, "vector-registers": count, "num-cores": host.cores, **attrs}
     caches = host.caches if native else _caches_of(str(filled["mtune"] or filled["mcpu"]), int(filled["num-cores"]))
     attrs = {"l1-bytes": caches.l1, "l2-bytes": caches.l2, "l3-bytes": caches.l3, **filled}
@@ -175,7 +175,7 @@ def _with_dependents(feature: str) -> frozenset[str]:
     return frozenset({feature} | {f for f in KNOWN_FEATURES if f.startswith(prefixes) and prefixes})
 
 
-def _vector_unit(features: frozenset[str]) -> tuple[int, int]:
+def vector_unit(features: frozenset[str]) -> tuple[int, int]:
     """Bytes of a vector register and the number of vector registers."""
     if "avx512f" in features:
         return 64, 32

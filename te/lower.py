@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from relayc.te.arith.analyzer import Analyzer
+from relayc.te.arith import Analyzer
 from relayc.te.bounds import Bounds
 from relayc.te.errors import LoweringError
 from relayc.te.ir.depth import deep_trees

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from relayc.backend.cpu import vector_unit
+
 __all__ = ["Machine"]
 
 
@@ -31,7 +33,7 @@ class Machine:
     @property
     def vector_registers(self) -> int:
         """Number of vector registers."""
-        return 32 if self.features & {"avx512f", "neon"} else 16
+        return vector_unit(self.features)[1]
 
     @property
     def vector_constraint(self) -> str:
