@@ -14,17 +14,16 @@ from relayc import te
 from relayc.te.ir.decisions import Refused, first_of, note
 from relayc.topi.cpu.common import parallel, vectorize_panel
 from relayc.topi.cpu.elements import vectorize_elements
-from relayc.topi.cpu.prefetch import LINE_BYTES
 from relayc.topi.cpu.products.matmul import place_panels, tile_results, versions
-from relayc.topi.cpu.products.panel_prefetch import PrefetchSchedule
-from relayc.topi.cpu.products.plan import ProductPlan
+from relayc.topi.cpu.products.panel_prefetch import stream_unpacked
+from relayc.topi.cpu.products.plan import TILES_OF_DYNAMIC_ROWS, ProductPlan
 from relayc.topi.cpu.products.store_order import StoreOrder
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.tiling import has_few_registers, spare_registers, tile_rows, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, inline_injective
 from relayc.topi.registry import register_schedule
 from relayc.topi.tuning import choose
-from relayc.topi.utils import ceil_div, num_elements, ravel_index
+from relayc.topi.utils import num_elements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +38,6 @@ _FEW_ROWS, _FEW_TILES = (8, 6, 4, 3, 2, 1), 3
 """Heights of tiles for few rows, where their number is dynamic: rows of a tile share the unpacking of codes. And the
 most of the first that unpack them each for itself. (Zen 5, 1024 x 4096, 4 bits, int8 data: 8, 16 and 24 rows take
 0.46, 0.64 and 0.84 of the time of unpacking each panel once; float data 0.4 to 0.6, 0.8 and 0.9.)"""
-_TILES_OF_DYNAMIC_ROWS = 4
-"""Most tiles that prefetch the next panel where the number of rows is dynamic: the first ones."""
 _PANELS_OF_MANY_ROWS = 2
 """Panels of single vectors that tiles span where several tiles pass over each: an element of the data that is loaded
 then serves two products. (An Emerald Rapids without AMX, 128 x 1024 x 2816, 7 x 2 vectors in place of 13 x 1 or 15 x 1:
@@ -98,7 +95,7 @@ def schedule_dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: T
         return _dense_blocks(outs, anchor, target, plan)
     heights = [height for height in _FEW_ROWS if height <= narrow.height]
     few = max(_FEW_TILES * heights[0], plan.height)
-    tiles = min(few // plan.height + 1, _TILES_OF_DYNAMIC_ROWS)
+    tiles = min(few // plan.height + 1, TILES_OF_DYNAMIC_ROWS)
     s = _dense_blocks(outs, anchor, target, replace(plan, tiles_of_a_panel=tiles))
     fewer = [ProductPlan(height, narrow.width, narrow.panel, panels_first=True) for height in heights]
     s.specialize_small(versions([_dense_blocks(outs, anchor, target, each) for each in fewer]), unless=rows > few)
@@ -154,7 +151,7 @@ def _dense_blocks(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
     accumulator = tile_results(s, out, anchor, target, plan, product.blocks * product.steps)
     _sum_blocks(s, accumulator, product, plan, lanes)
     if plan.tiles_of_a_panel > 1:
-        _stream_next_panel(s, accumulator, product, plan)
+        stream_unpacked(s, accumulator, product.packed, plan)
     for codes in unpacked:
         if plan.separate_panels:
             line = place_panels(s, out, codes, target)
@@ -242,32 +239,6 @@ def _stream_codes(s: te.Schedule, product: _BlockProduct, loop: te.IterVar, step
         for word in range(max(steps * words // product.steps, 1)):
             wanted = te.Prefetch((word + ahead) * panel, order=partial(read, each), past_end=True)
             s[product.sums].prefetch(codes, loop, wanted)
-
-
-def _stream_next_panel(s: te.Schedule, accumulator: te.Tensor, product: _BlockProduct, plan: ProductPlan) -> None:
-    """Prefetch the codes of the next panel to L2 while this one is multiplied: a part with each block of each tile."""
-    (block,) = s[accumulator].op.reduce_axis
-    codes, panel = product.packed, plan.panel // plan.panels_of_a_tile
-    line = LINE_BYTES // codes.dtype.nbytes
-    lines = -(-plan.panels_of_a_tile * constant_size(codes.shape[1:]) // line)
-    rows = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
-    passes = ceil_div(num_elements(rows), plan.height)
-    schedule = PrefetchSchedule.of(
-        plan.tiles_of_a_panel, lines, product.blocks, product.blocks, more=not isinstance(passes, int)
-    )  # fmt: skip
-
-    def place(number: int) -> Callable[..., Sequence[Any]]:
-        def in_next(*indices: Any) -> Sequence[Any]:
-            *row, column, step = indices
-            tile = (ravel_index(row, rows) + plan.height - 1) // plan.height
-            tile = tile % passes if isinstance(passes, int) else tile
-            return column // panel + plan.panels_of_a_tile, schedule.line(tile, step, number) * line
-
-        return in_next
-
-    loop = schedule.split(s, accumulator, block)
-    for number in range(schedule.at_once):
-        s[accumulator].prefetch(codes, loop, te.Prefetch(level=2, order=place(number), past_end=True))
 
 
 @register_schedule("quantize_blocks", "cpu")

@@ -8,6 +8,7 @@ same unguarded code.
 
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from relayc.backend.target import Target
+    from relayc.te.tir import PrimExpr
 
 __all__ = [
     "for_any_rows", "place_panels", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product",
@@ -185,17 +187,16 @@ def for_any_rows(
     """A schedule as planned; where `rows` are dynamic, others for fewer of them, down to `heights`: up to two tiles of
     the first, and of half a tile where that is higher than `heights`."""
     fewer = [] if all(isinstance(d, int) for d in rows) else fewer_rows(plan, heights)
-    schedules, count = [schedule(outs, anchor, target, p) for p in (plan, *fewer)], convert(num_elements(rows))
-    for s, smaller, few in zip(schedules, schedules[1:], fewer, strict=False):
-        in_two = few is fewer[0] or few.height > heights[0]
-        s.specialize_small(smaller, unless=GT(count, te.const(2 * few.height)) if in_two else None)
-    return schedules[0]
+    count, in_two = convert(num_elements(rows)), [p.height for p in fewer if p is fewer[0] or p.height > heights[0]]
+    schedules = [schedule(outs, anchor, target, p) for p in (plan, *fewer)]
+    return versions(schedules, [GT(count, te.const(2 * height)) for height in in_two])
 
 
-def versions(schedules: Sequence[te.Schedule]) -> te.Schedule:
-    """The first schedule; where there are fewer rows than its tiles have, the next one."""
-    for s, smaller in pairwise(schedules):
-        s.specialize_small(smaller)
+def versions(schedules: Sequence[te.Schedule], unless: Sequence[PrimExpr] = ()) -> te.Schedule:
+    """The first schedule; where there are fewer rows than its tiles have, or the first of the conditions `unless` does
+    not hold, the next one, and so on."""
+    for (s, smaller), condition in itertools.zip_longest(pairwise(schedules), unless):
+        s.specialize_small(smaller, condition)
     return schedules[0]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEWEST_UNROLLED", "LEAST_PIECE", "PIECES", "UNROLLED_STEPS", "PrefetchSchedule", "stream_panels", "stream_results",
-    "stream_widened",
+    "stream_unpacked", "stream_widened",
 ]  # fmt: skip
 
 _MOST_STEPS_APART, _FEWEST_OF_WIDENED = 64, 4
@@ -170,18 +170,48 @@ def stream_widened(
     depth = extent_of(k)
     if not isinstance(depth, int) or not _is_worthwhile(source, target):
         return
-    line, width = LINE_BYTES // source.dtype.nbytes, constant_size(source.shape[-1:])
-    lines = -(-constant_size(source.shape[1:]) // line)
-    schedule = PrefetchSchedule.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
+    schedule = PrefetchSchedule.of(
+        plan.tiles_of_a_panel, _lines_of(source), constant_size(widened.shape[1:-1]), depth
+    )
     if schedule.every < _FEWEST_OF_WIDENED or schedule.at_once > 1 or not choose("stream panels", True, (True, False)):
         return
-    position = _position_in_panel(s, accumulator, plan)
+    _prefetch_next(s, accumulator, source, plan, schedule, constant_size(source.shape[-1:]))
 
-    def in_next(*indices: Any) -> Sequence[Any]:
-        tile, n, step = position(indices)
-        return n // width + 1, schedule.line(tile, step) * line
 
-    s[accumulator].prefetch(source, schedule.split(s, accumulator, k), te.Prefetch(order=in_next, past_end=True))
+def stream_unpacked(s: te.Schedule, accumulator: te.Tensor, codes: te.Tensor, plan: ProductPlan) -> None:
+    """Prefetch codes (panels, words, width) to L2: those of the next tile's panels, which are unpacked once for all
+    rows, while these are multiplied, a part with each block of each tile."""
+    (block,) = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
+    schedule = PrefetchSchedule.of(
+        plan.tiles_of_a_panel, _lines_of(codes, plan.panels_of_a_tile), block, block,
+        more=not _has_static_tiles(s, accumulator),
+    )  # fmt: skip
+    _prefetch_next(s, accumulator, codes, plan, schedule, plan.panel // plan.panels_of_a_tile, level=2)
+
+
+def _lines_of(weights: te.Tensor, panels: int = 1) -> int:
+    """Cache lines of so many panels."""
+    return -(-panels * constant_size(weights.shape[1:]) * weights.dtype.nbytes // LINE_BYTES)
+
+
+def _prefetch_next(
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, schedule: PrefetchSchedule,
+    panel: int, *, level: int = 1, shares: Sequence[Any] = (0,),
+) -> None:  # fmt: skip
+    """Prefetch the panels, of `panel` columns, that the next tile spans: a tile its share, and those so many further.
+    """
+    position, line = _position_in_panel(s, accumulator, plan), LINE_BYTES // weights.dtype.nbytes
+
+    def place(number: int, further: Any) -> Callable[..., Sequence[Any]]:
+        def in_next(*indices: Any) -> Sequence[Any]:
+            tile, n, step = position(indices)
+            return n // panel + plan.panels_of_a_tile, schedule.line(tile + further, step, number) * line
+
+        return in_next
+
+    loop = schedule.split(s, accumulator, s[accumulator].op.reduce_axis[-1])
+    for number, further in itertools.product(range(schedule.at_once), shares):
+        s[accumulator].prefetch(weights, loop, te.Prefetch(level=level, order=place(number, further), past_end=True))
 
 
 def stream_panels(
@@ -252,24 +282,12 @@ def _stream_next_panel(
         return
     if tiles >= _FEWEST_STEPS_PER_LINE and schedule.every * width < _FEWEST_STEPS_PER_LINE * line * schedule.at_once:
         return
-    position = _position_in_panel(s, accumulator, plan)
-
-    missing: list[Any] = [0]
+    shares: list[Any] = [0]
     extents = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     if not known and math.prod(map(least_extent, extents)) <= (tiles - 1) * plan.height:
         passes = (math.prod(extents) + plan.height - 1) // plan.height
-        missing += [tiles - passes] if halves else [passes * n for n in range(1, -(-tiles // 2))]
-
-    def place(number: int, others: Any) -> Callable[..., Sequence[Any]]:
-        def in_next(*indices: Any) -> Sequence[Any]:
-            tile, n, step = position(indices)
-            return n // plan.panel + 1, schedule.line(tile + others, step, number) * line
-
-        return in_next
-
-    loop = schedule.split(s, accumulator, k)
-    for number, others in itertools.product(range(schedule.at_once), missing):
-        s[accumulator].prefetch(weights, loop, te.Prefetch(order=place(number, others), past_end=True))
+        shares += [tiles - passes] if halves else [passes * n for n in range(1, -(-tiles // 2))]
+    _prefetch_next(s, accumulator, weights, plan, schedule, plan.panel, shares=shares)
 
 
 def _stream_ahead(

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
 
 __all__ = [
-    "TILES_OF_HALF", "ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last", "plan_product",
+    "TILES_OF_DYNAMIC_ROWS", "TILES_OF_HALF", "ProductPlan", "fewer_rows", "has_few_channels", "has_narrow_last",
+    "plan_product",
 ]  # fmt: skip
 
 _NOTABLY = 0.9
@@ -54,7 +55,7 @@ _FEWEST_TILES = 8
 """Fewest tiles that a panel passes over while it is in the L1 cache."""
 _WASTE = 0.01
 """Most tiles that are computed twice, as a part of all."""
-_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES = 4, 2
+TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES = 4, 2
 """Fewest tiles that prefetch the next panel where the number of rows is dynamic, and fewest steps of each between two
 lines, for which there are more tiles: a few more still leave time for them."""
 _TILES_OF_AN_IMAGE = 8
@@ -188,7 +189,7 @@ def _plan_whole(p: _Product, height: int, width: int, tiles: int, *, narrow: boo
     consecutive = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
         fewest = -(-p.likely_rows[0] // height) if len(p.likely_rows) > 1 else 0  # tiles of the only image
-        few = max(_TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step)
+        few = max(TILES_OF_DYNAMIC_ROWS, _STEPS_BETWEEN_LINES * p.lines_of_a_step)
         consecutive = min(consecutive, max(few, min(fewest, _TILES_OF_AN_IMAGE)))
     block = 0 if at_once else _tiles_beside_panels(p, height) if panels_first else _tiles_beside_weights(p, height)
     return ProductPlan(
@@ -221,7 +222,7 @@ def fewer_rows(plan: ProductPlan, heights: Sequence[int] = (1,)) -> list[Product
     A tile of few rows is bound by the latency of its sums: half of one costs as much as a single row. One or two of
     the tiles, but those of single rows, pass over each panel.
     """
-    most, half = max(2 * plan.height // 3, 1), plan.height // 2
+    most, half = 2 * plan.height // 3, plan.height // 2
     lower = [h for h in heights if h <= half]
     fewer = [h for h in dict.fromkeys((most, half, *lower, heights[-1])) if 0 < h < plan.height]
     return [
