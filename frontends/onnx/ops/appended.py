@@ -10,13 +10,13 @@ from relayc.frontends.onnx.graph import names_read
 from relayc.frontends.onnx.ops.flow import without_carried
 from relayc.relay.expr import Expr, Tuple
 
-__all__ = ["appended_sequences", "stacking_body"]
+__all__ = ["append_to", "appended_sequences", "stacking_body"]
 
 
 def appended_sequences(body: GraphProto, carried: Sequence[Expr]) -> list[int]:
     """The carried values that are empty at first, and that the body does nothing with but append to."""
     return [k for k, value in enumerate(carried)
-            if isinstance(value, Tuple) and not value.fields and _append(body, k) is not None]  # fmt: skip
+            if isinstance(value, Tuple) and not value.fields and append_to(body, k) is not None]  # fmt: skip
 
 
 def stacking_body(body: GraphProto, positions: Sequence[int]) -> GraphProto:
@@ -27,13 +27,13 @@ def stacking_body(body: GraphProto, positions: Sequence[int]) -> GraphProto:
     del made.node[:]
     made.node.extend(nodes)
     for k in positions:
-        append = _append(body, k)
+        append = append_to(body, k)
         assert append is not None
         made.output.append(ValueInfoProto(name=append.input[1]))
     return made
 
 
-def _append(body: GraphProto, k: int) -> NodeProto | None:
+def append_to(body: GraphProto, k: int) -> NodeProto | None:
     """The node that appends an element to carried value `k`; None if that is not all that is done."""
     before, after = body.input[2 + k].name, body.output[1 + k].name
     producers = [node for node in body.node if after in node.output]

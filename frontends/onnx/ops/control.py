@@ -30,6 +30,7 @@ from relayc.frontends.onnx.ops.flow import (
     with_outputs,
     without_carried,
 )
+from relayc.frontends.onnx.ops.repeat_interleave import repeated_parts_loop
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.container_type import ContainerType, ElementType, SequenceType
@@ -211,7 +212,7 @@ def _outside(d: Dim, e: Dim) -> bool:
 
 @converter("Loop")
 def loop(node: OnnxNode) -> Sequence[Expr]:
-    """Short loops of static trip count are unrolled, and loops over embedding bags become one operator.
+    """Short loops of static trip count are unrolled; embedding bags and repeated parts become operators.
 
     Body inputs: iteration, condition, carried values; outputs: condition, carried values, scan outputs. Loops whose
     values change their rank are unrolled too; the executor runs all others.
@@ -219,6 +220,9 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
     bags = embedding_bag_loop(node)
     if bags is not None:
         return [bags]
+    repeated = repeated_parts_loop(node)
+    if repeated is not None:
+        return [repeated]
     trips, condition = node.known_value(0), node.known_value(1)
     count = None if trips is None else int(trips.reshape(-1)[0])
     if count is not None and count <= UNROLLED and (node.get(1) is None or condition is not None):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto
 
 from relayc.frontends.onnx.node import OnnxNode
+from relayc.frontends.onnx.ops.body_pattern import BodyPattern, attribute, values_outside
 from relayc.relay import op
 from relayc.relay.expr import Expr
 from relayc.relay.sizes import dims_equal, is_at_least
@@ -31,7 +29,7 @@ def embedding_bag_loop(node: OnnxNode) -> Expr | None:
     if found is None:
         return None
     names, mode = found
-    table, positions, starts, ends, *factors = _outside(node, names)
+    table, positions, starts, ends, *factors = values_outside(node, names)
     trips = node.sizes_or_none(0)
     vectors = all(len(x.shape) == 1 for x in (positions, starts, ends, *factors)) and len(table.shape) == 2
     typed = table.dtype.is_float and all(f.dtype == table.dtype for f in factors)
@@ -50,101 +48,48 @@ def _first(x: Expr, count: Dim) -> Expr | None:
     return op.strided_slice(x, (0,), (count,), axes=(0,)) if is_at_least(x.shape[0], count) else None
 
 
-def _outside(node: OnnxNode, names: list[str]) -> list[Expr]:
-    """The values of captured names."""
-    results = [helper.make_empty_tensor_value_info(name) for name in names]
-    return node.convert_graph(helper.make_graph([], "outside", [], results), [])
-
-
-class _Body:
-    """Pattern matcher of a loop body, from its result backwards."""
-
-    def __init__(self, node: OnnxNode, graph: GraphProto) -> None:
-        self.node, self.graph = node, graph
-        self.made: dict[str, NodeProto] = {name: n for n in graph.node for name in n.output}
-        self.iteration, self.condition = (i.name for i in graph.input)
+class _Body(BodyPattern):
+    """The body of a loop over bags."""
 
     def bag(self) -> tuple[list[str], str] | None:
         """The names of table, positions, starts, ends and perhaps factors, and the mode."""
-        if not self._goes_on():
+        if not self.goes_on():
             return None
         reduction = self.made.get(self.graph.output[1].name)
         if reduction is None or reduction.op_type not in _MODES or not self._reduces_rows(reduction):
             return None
-        gather, factors = self._by("Gather", reduction.input[0]), None
-        product = self._by("Mul", reduction.input[0])
+        gather, factors = self.by("Gather", reduction.input[0]), None
+        product = self.by("Mul", reduction.input[0])
         if product is not None:
-            gather, column = self._by("Gather", product.input[0]), self._by("Unsqueeze", product.input[1])
-            factors = None if column is None or self._ints(column, 1) != [1] else self._slice(column.input[0])
+            gather, column = self.by("Gather", product.input[0]), self.by("Unsqueeze", product.input[1])
+            factors = None if column is None or self.ints(column, 1) != [1] else self._slice(column.input[0])
             if factors is None:
                 return None
-        positions = None if gather is None or _attribute(gather, "axis", 0) else self._slice(gather.input[1])
-        if gather is None or positions is None or not self._is_outside(gather.input[0]):
+        positions = None if gather is None or attribute(gather, "axis", 0) else self._slice(gather.input[1])
+        if gather is None or positions is None or not self.is_outside(gather.input[0]):
             return None
         if factors is not None and factors[1:] != positions[1:]:
             return None
         return [gather.input[0], *positions, *(() if factors is None else factors[:1])], _MODES[reduction.op_type]
 
-    def _goes_on(self) -> bool:
-        """Is the loop condition always true?"""
-        first = self.node.known_value(1) if self.node.get(1) is not None else np.array(True)
-        if first is None or not first.all():
-            return False
-        name = self.graph.output[0].name
-        while (maker := self._by("Cast", name) or self._by("Identity", name)) is not None:
-            name = maker.input[0]
-        if name == self.condition:
-            return True
-        if not self._is_outside(name):
-            return False
-        known = self.node.value_or_none(_outside(self.node, [name])[0])
-        return known is not None and bool(known.all())
-
     def _reduces_rows(self, reduction: NodeProto) -> bool:
-        axes = self._ints(reduction, 1) if len(reduction.input) > 1 else _attribute(reduction, "axes", None)
-        return axes is not None and list(axes) == [0] and _attribute(reduction, "keepdims", 1) == 0
+        axes = self.ints(reduction, 1) if len(reduction.input) > 1 else attribute(reduction, "axes", None)
+        return axes is not None and list(axes) == [0] and attribute(reduction, "keepdims", 1) == 0
 
     def _slice(self, name: str) -> list[str] | None:
         """The names of x, starts and ends, if a value is x[starts[i]:ends[i]] in iteration i."""
-        cut = self._by("Slice", name)
-        if cut is None or len(cut.input) < 4 or self._ints(cut, 3) != [0] or not self._is_outside(cut.input[0]):
+        cut = self.by("Slice", name)
+        if cut is None or len(cut.input) < 4 or self.ints(cut, 3) != [0] or not self.is_outside(cut.input[0]):
             return None
-        if len(cut.input) > 4 and self._ints(cut, 4) != [1]:
+        if len(cut.input) > 4 and self.ints(cut, 4) != [1]:
             return None
         bounds = [self._element(name) for name in cut.input[1:3]]
         return [cut.input[0], *[b for b in bounds if b is not None]] if all(bounds) else None
 
     def _element(self, name: str) -> str | None:
         """The name of the vector of whose element i a value is a slice of length 1."""
-        wide = self._by("Unsqueeze", name)
-        gather = None if wide is None or self._ints(wide, 1) != [0] else self._by("Gather", wide.input[0])
-        if gather is None or _attribute(gather, "axis", 0) or gather.input[1] != self.iteration:
+        wide = self.by("Unsqueeze", name)
+        gather = None if wide is None or self.ints(wide, 1) != [0] else self.by("Gather", wide.input[0])
+        if gather is None or attribute(gather, "axis", 0) or gather.input[1] != self.iteration:
             return None
-        return gather.input[0] if self._is_outside(gather.input[0]) else None
-
-    def _by(self, kind: str, name: str) -> NodeProto | None:
-        """The producer of a value, if it is of this operator."""
-        maker = self.made.get(name)
-        return maker if maker is not None and maker.op_type == kind and not maker.domain else None
-
-    def _is_outside(self, name: str) -> bool:
-        return name not in self.made and name not in (self.iteration, self.condition)
-
-    def _ints(self, node: NodeProto, index: int) -> list[int] | None:
-        """Constant integers from an input of a node, or (Unsqueeze before opset 13) from its attribute."""
-        if len(node.input) <= index:
-            axes = _attribute(node, "axes", None)
-            return None if axes is None else list(axes)
-        name = node.input[index]
-        maker = self._by("Constant", name)
-        if maker is not None:
-            values = [numpy_helper.to_array(a.t) for a in maker.attribute if a.name == "value"]
-            return values[0].reshape(-1).tolist() if values else None
-        if not self._is_outside(name):
-            return None
-        known = self.node.value_or_none(_outside(self.node, [name])[0])
-        return None if known is None else known.reshape(-1).tolist()
-
-
-def _attribute(node: NodeProto, name: str, default: Any) -> Any:
-    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), default)
+        return gather.input[0] if self.is_outside(gather.input[0]) else None

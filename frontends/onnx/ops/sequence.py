@@ -194,6 +194,9 @@ def _join(node: OnnxNode, new: bool) -> Expr:
     element = _element(_sequence_type(node[0]))
     one = tensor_type(node, element, "element")
     axis = node.axis(node.attr_int("axis"), one.ndim + int(new))
+    whole = None if new else _uncut(node, axis)
+    if whole is not None:
+        return whole
     equal = new or (element.shape is not None and element.shape[axis] is not None)
     if not equal:
         whole = node.fresh_sizes(one, [axis], "#result_whole")
@@ -205,6 +208,20 @@ def _join(node: OnnxNode, new: bool) -> Expr:
         return inner
     along: list[Dim] = [product(inner.shape[axis : axis + 2])]
     return op.reshape(inner, (*inner.shape[:axis], *along, *inner.shape[axis + 2 :]))
+
+
+def _uncut(node: OnnxNode, axis: int) -> Expr | None:
+    """The tensor that input 0 is all the parts of, cut along `axis`."""
+    cut = node[0]
+    if not isinstance(cut, Call) or not isinstance(cut.op, op.sequence.Cut):
+        return None
+    if not cut.op.keepdims or cut.op.axis != axis:
+        return None
+    x, *sizes = cut.args
+    if sizes and sizes[0].shape:
+        (total,) = node.bind(op.cast(op.sum(sizes[0], axis=0, keepdims=True), "int64"), "the sum of the parts")
+        node.check_equal(total, x.shape[axis], "the sum of the parts and the size that was cut")
+    return x
 
 
 @converter("SequenceMap", since=17)
