@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from relayc.backend.runtime.device import Device
-from relayc.backend.runtime.errors import ArgumentError
+from relayc.backend.runtime.errors import ArgumentError, SizeMismatchError
 from relayc.backend.runtime.execution_plan import SequenceStep
 from relayc.backend.runtime.ndarray import NDArray, array, copy_strided, empty, row_bytes
 
@@ -141,9 +141,13 @@ def _join(step: SequenceStep, values: Sequence[Any], where: Device) -> Value:
         return values[0].stack
     parts: list[NDArray] = list(values[0])
     shapes = dict.fromkeys(p.shape for p in parts)
+    least = step.axis if step.new_axis else step.axis + 1
+    if min(map(len, shapes)) < least:
+        listed = ", ".join(map(str, shapes))
+        raise SizeMismatchError(f"{step.source}: elements of shapes {listed}; expected {least} or more dimensions")
     if len({shape if step.new_axis else (*shape[: step.axis], *shape[step.axis + 1 :]) for shape in shapes}) != 1:
         listed = ", ".join(map(str, shapes))
-        raise ArgumentError(f"{step.source}: elements of shapes {listed}; expected shapes that fit along one axis")
+        raise SizeMismatchError(f"{step.source}: elements of shapes {listed}; expected shapes that fit along one axis")
     return joined(parts, step.axis, where, new_axis=step.new_axis)
 
 

@@ -118,3 +118,6 @@ def install() -> None:
     if original is not None and original is not installed["onnxruntime"]:
         log.warning("onnxruntime was imported before install(); modules that have it keep it")
     sys.modules.update(installed)
+
+
+from relayc.onnxruntime import capi as capi  # noqa: E402 - its modules have the names above

@@ -6,6 +6,7 @@ results and are not supported are refused when the session is made.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -110,6 +111,17 @@ class SessionOptions:
         self._config[key] = value
 
     @property
+    def threads(self) -> int | None:
+        """The most threads of a run; None: all, as for 0 and less."""
+        chosen = _integer("intra_op_num_threads", self.intra_op_num_threads)
+        return chosen if chosen > 0 else None
+
+    @property
+    def opt_level(self) -> int:
+        """The level of `PassContext` for `graph_optimization_level`."""
+        return min(_integer("graph_optimization_level", self.graph_optimization_level), 3)
+
+    @property
     def specialize_after(self) -> float | None:
         """Seconds of runs of certain sizes after which the model is compiled for these; None: never."""
         return None if self.use_deterministic_compute else _seconds_of(self._config.get(_SPECIALIZE_AFTER, _SECONDS))
@@ -122,7 +134,7 @@ class SessionOptions:
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
         """Fix the symbolic dimension `name` of the inputs at `value`."""
-        self.dimensions[name] = int(value)
+        self.dimensions[name] = _integer(f"the override of the dimension {name!r}", value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
         raise Unsupported(f"dimensions by denotation ({denotation!r}); use add_free_dimension_override_by_name")
@@ -155,6 +167,14 @@ class SessionOptions:
                      "log_verbosity_level"):  # fmt: skip
             if getattr(self, name) != getattr(default, name):
                 note_ignored(f"SessionOptions.{name}")
+
+
+def _integer(what: str, value: Any) -> int:
+    """An option as an integer. Raises InvalidArgument for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{what} is {value!r}; expected an integer") from None
 
 
 def _seconds_of(value: Any) -> float | None:

@@ -189,7 +189,7 @@ class InferenceSession:
             "model": self._source.value,
             "target": "cuda" if on_gpu else "llvm",
             "shape": {**self._known_dimensions(), **(shapes or {})} or None,
-            "opt_level": min(int(self._options.graph_optimization_level), 3),
+            "opt_level": self._options.opt_level,
             "config": {} if on_gpu else {"relay.check_indices": True},  # as in onnxruntime, which checks on CPUs
         }
 
@@ -206,7 +206,7 @@ class InferenceSession:
         return {name: size for name, size in chosen.items() if name in known}
 
     def _executor(self, model: CompiledModel) -> GraphModule:
-        return GraphModule.of(model, self._device, self._options.intra_op_num_threads or None)
+        return GraphModule.of(model, self._device, self._options.threads)
 
     def get_inputs(self) -> list[NodeArg]:
         return list(self._inputs.values())
@@ -454,8 +454,11 @@ def _chosen(
     """The available ones among `providers`, with their options; the CPU last."""
     chosen: dict[str, Mapping[str, Any]] = {}
     separate = list(provider_options or [])
-    for number, provider in enumerate([CPU] if providers is None else providers):
-        name, options = provider if isinstance(provider, tuple) else (provider, {})
+    named = [providers] if isinstance(providers, str) else [CPU] if providers is None else providers
+    for number, provider in enumerate(named):
+        name, options = provider if isinstance(provider, tuple) and len(provider) == 2 else (provider, {})
+        if not isinstance(name, str) or not isinstance(options, Mapping):
+            raise InvalidArgument(f"providers[{number}] is {provider!r}; expected a name, or a name and its options")
         if name != CPU and name not in (available := get_available_providers()):
             message = f"Specified provider {name!r} is not in available provider names. Available: {available}"
             warnings.warn(message, UserWarning, stacklevel=4)

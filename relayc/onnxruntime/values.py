@@ -116,7 +116,10 @@ class OrtValue:
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
         """A tensor of zeros."""
-        return OrtValue.ortvalue_from_numpy(np.zeros(tuple(shape), element_dtype(element_type)), device_type, device_id)
+        sizes = tuple(shape)
+        if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+            raise InvalidArgument(f"a tensor of shape {sizes}; expected sizes of 0 or more")
+        return OrtValue.ortvalue_from_numpy(np.zeros(sizes, element_dtype(element_type)), device_type, device_id)
 
     @staticmethod
     def from_dlpack(data: Any, is_bool_tensor: bool = False) -> OrtValue:
@@ -132,6 +135,10 @@ class OrtValue:
     def numpy(self) -> Any:
         """The tensor, or the list of tensors; one on a device is copied."""
         return self.memory.numpy() if isinstance(self.memory, NDArray) else self.memory
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        values = np.asarray(self.numpy(), dtype)
+        return values.copy() if copy else values
 
     def update_inplace(self, np_arr: Any) -> None:
         """Copy the elements of an array of the same shape and type."""

@@ -454,6 +454,46 @@ def test_providers_of_options(dense: bytes) -> None:
     assert session.get_provider_options() == {"CPUExecutionProvider": {}}
 
 
+def test_wrong_options_say_what_is_expected(dense: bytes) -> None:
+    for provider in (("CPUExecutionProvider", 5), 5, ("CPUExecutionProvider",)):
+        with pytest.raises(ours.InvalidArgument, match=r"providers\[0\] is .*; expected a name, or a name and its"):
+            ours.InferenceSession(dense, providers=[provider])
+    assert ours.InferenceSession(dense, providers="CPUExecutionProvider").get_providers() == ["CPUExecutionProvider"]
+    for name, value in (("intra_op_num_threads", "two"), ("graph_optimization_level", "all")):
+        options = ours.SessionOptions()
+        setattr(options, name, value)
+        with pytest.raises(ours.InvalidArgument, match=f"{name} is '{value}'; expected an integer"):
+            ours.InferenceSession(dense, options)
+    with pytest.raises(ours.InvalidArgument, match=r"the dimension 'batch' is 2\.5; expected an integer"):
+        ours.SessionOptions().add_free_dimension_override_by_name("batch", 2.5)
+    with pytest.raises(ours.InvalidArgument, match=r"a tensor of shape \(-1, 2\); expected sizes of 0 or more"):
+        ours.OrtValue.ortvalue_from_shape_and_type([-1, 2], np.float32)
+
+
+def test_fewer_than_one_thread_are_all(dense: bytes) -> None:
+    options = ours.SessionOptions()
+    options.intra_op_num_threads = -1
+    assert len(ours.InferenceSession(dense, options).run(None, {"x": X})) == 2
+
+
+def test_values_are_numpy_arrays_to_numpy() -> None:
+    value = ours.OrtValue.ortvalue_from_numpy(X)
+    np.testing.assert_array_equal(np.asarray(value), X)
+    assert np.asarray(value).dtype == X.dtype and np.asarray(value, np.float64).dtype == np.float64
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_elements_of_any_rank_are_concatenated(axis: int) -> None:
+    """The model does not declare the rank; elements without the axis are an error."""
+    nodes = [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=axis, name="join")]
+    listed = [helper.make_tensor_sequence_value_info("s", FLOAT, None)]
+    session = ours.InferenceSession(_model(nodes, listed, [_value("y", FLOAT, None)], {}))
+    for x in (X, X[:, :, None], X[0] if axis != 1 else X):
+        np.testing.assert_array_equal(session.run(None, {"s": [x, x]})[0], np.concatenate([x, x], axis))
+    with pytest.raises(ours.InvalidArgument, match=r"elements of shapes \(\); expected"):
+        session.run(None, {"s": [1.0, 2.0]})
+
+
 def test_sessions_are_pickled(dense: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(dense)
