@@ -48,28 +48,11 @@ _COMPUTED_BYTES = 4
 """Least bytes of computed elements: smaller ones are converted to float32."""
 
 
-def _is_flat(outs: Sequence[te.Tensor]) -> bool:
-    """True if element i of each output depends on element i of each input only, so that shapes don't matter."""
-    shape = tuple(outs[0].shape)
-    ops = operations_behind(outs)
-    tensors = [t for op in ops for t in op.outputs]
-    tables = _tables(ops)
-    same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors if t not in tables)
-    return same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
-
-
 def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
     """Return the tensors that are gathered from, at indices that are loaded themselves."""
     nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
     loads = [e for e in nodes if isinstance(e, ProducerLoad)]
     return {load.producer for load in loads if load.indices and all(depend_on_data([i]) for i in load.indices)}
-
-
-def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
-    """Return the least element size, in bytes, to choose vector lengths for: 1 for lookups and pure data movement."""
-    assert isinstance(out.op, te.ComputeOp)
-    looked_up = isinstance(out.op.body[0], ProducerLoad) and _tables([out.op])
-    return 1 if looked_up or all(map(_only_moves_data, ops)) else _COMPUTED_BYTES
 
 
 def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
@@ -99,11 +82,6 @@ def _only_moves_data(op: te.Operation) -> bool:
     return True
 
 
-def _may_be_non_temporal(out: te.Tensor, target: Target) -> bool:
-    """True if `backend.llvm.codegen.nontemporal` may use non-temporal stores, which need whole cache lines."""
-    return 0 < target.cache_bytes.l3 <= 2 * constant_size(out.shape) * out.dtype.nbytes
-
-
 @dataclass(frozen=True, eq=False)
 class OutputFacts:
     """An output of a group, `outs`, with the costs of its elements and the memory layouts of its inputs and itself.
@@ -130,8 +108,12 @@ class OutputFacts:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether elements depend on their own place only, so that shapes don't matter."""
-        return self.line is None and _is_flat(self.outs)
+        """Whether element i of each output depends on element i of each input only, so that shapes don't matter."""
+        shape, ops = tuple(self.outs[0].shape), operations_behind(self.outs)
+        tables = _tables(ops)
+        tensors = [t for op in ops for t in op.outputs if t not in tables]
+        same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors)
+        return self.line is None and same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
 
     @cached_property
     def lines(self) -> Lines:
@@ -145,15 +127,19 @@ class OutputFacts:
 
     @cached_property
     def lanes(self) -> int:
-        """Elements of a vector."""
-        nbytes = [t.dtype.nbytes for t in self.out.op.outputs]
-        return vector_lanes(self.target, max([_least_bytes(self.out, self.ops), *nbytes]))
+        """Elements of a vector: of any size for lookups and pure data movement, else of the size they are computed in.
+        """
+        op, nbytes = self.out.op, [t.dtype.nbytes for t in self.out.op.outputs]
+        assert isinstance(op, te.ComputeOp)
+        looked_up = isinstance(op.body[0], ProducerLoad) and _tables([op])
+        moved = looked_up or all(map(_only_moves_data, self.ops))
+        return vector_lanes(self.target, max(nbytes if moved else [_COMPUTED_BYTES, *nbytes]))
 
     @cached_property
     def vectors(self) -> int:
-        """Vectors that are computed together."""
-        vectors = vectors_per_step(self.ops)
-        if self.is_flat and _may_be_non_temporal(self.out, self.target):
+        """Vectors that are computed together: whole cache lines where the backend may use non-temporal stores."""
+        vectors, l3 = vectors_per_step(self.ops), self.target.cache_bytes.l3
+        if self.is_flat and 0 < l3 <= 2 * constant_size(self.out.shape) * self.out.dtype.nbytes:
             return max(vectors, LINE_BYTES // (self.lanes * self.out.dtype.nbytes))
         return vectors
 

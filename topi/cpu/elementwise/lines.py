@@ -258,12 +258,13 @@ class LineVectors:
             return shape
         masked = any(isinstance(source.body[0], Call) for source, _ in lines.conditions)
         by_masks = masked and not (few and has_line_vectors(target))  # else stored unpacked
-        count = _lines_of_chunk(lines.nbytes, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES, target)
-        inputs = lines.reads if count else ()
+        count = rows_of_whole_lines(lines.nbytes, _LEAST_BYTES if lines.nbytes < LINE_BYTES else 1)
+        chunk, shortest = count * lines.nbytes, _SHORTEST_MASKED if by_masks else _SHORTEST_BYTES
+        fits = lines.nbytes >= shortest and chunk <= target.cache_bytes.l2 // _PART_OF_L2
+        inputs = lines.reads if fits and count > 1 else ()
         if not inputs:
             return Refused("rows are whole cache lines, or too short or long, or inputs not read in memory order")
-        chunk, is_one = count * lines.nbytes, len(inputs) == 1
-        stalls = chunk > _SHORT_CHUNK * LINE_BYTES and lines.nbytes < _SHORT_LINE
+        is_one, stalls = len(inputs) == 1, chunk > _SHORT_CHUNK * LINE_BYTES and lines.nbytes < _SHORT_LINE
         if few and lines.conditions and is_one and stalls:
             return Refused(f"chunks of {chunk} bytes stall a core with few line-fill buffers")
         level = 2 if few and not is_one and chunk <= target.cache_bytes.l1 // 4 else 1
@@ -383,11 +384,3 @@ class LineVectors:
         if self.written:
             ahead = te.Prefetch(elements_ahead(out.dtype.nbytes, target), written=True)
             prefetch_places(s, out, out, vectors, ahead, self.elements)
-
-
-def _lines_of_chunk(line: int, shortest: int, target: Target) -> int:
-    """How many lines of `line` bytes make whole cache lines; 0 where one does, lines are shorter, or chunks too large.
-    """
-    count = rows_of_whole_lines(line, _LEAST_BYTES if line < LINE_BYTES else 1)
-    fits = shortest <= line and count * line <= target.cache_bytes.l2 // _PART_OF_L2
-    return count if fits and count > 1 else 0
