@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from relayc import te
 from relayc.topi.cpu.common import parallel
-from relayc.topi.cpu.prefetch import LINE_BYTES, PAGE_BYTES, exceeds_all_caches
+from relayc.topi.cpu.prefetch import LINE_BYTES, PAGE_BYTES, is_beyond_caches
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, has_gaps, is_static
+from relayc.topi.groups import constant_size, has_gaps
 from relayc.topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from relayc.backend.target import Target
 
-__all__ = ["ColumnPlan", "Columns", "Loops", "StagePass", "prefetch_columns", "prefetch_later_rows"]
+__all__ = ["ColumnPlan", "Columns", "Loops", "StagePass", "prefetch_columns"]
 
 _ROWS_TRIED, _MOST_OF_A_SET = 64, 6
 """Rows tried, and most of their lines that one set may hold without conflicts: it has eight ways, or twelve."""
@@ -39,11 +39,6 @@ class Columns:
     out: te.Tensor
     axis: int
     target: Target
-
-    @cached_property
-    def are_static(self) -> bool:
-        """Whether all dimensions are constant."""
-        return is_static(self.out.shape)
 
     @cached_property
     def rows(self) -> int:
@@ -73,7 +68,7 @@ class Columns:
     @cached_property
     def are_stored_by_lines(self) -> bool:
         """Whether `out` exceeds the caches and can be stored by whole lines, perhaps by blocks aligned to them."""
-        if not exceeds_all_caches(self.out, self.target):
+        if not is_beyond_caches(self.out, self.target):
             return False
         return self.are_whole_lines or not has_gaps(self.out)
 
@@ -184,39 +179,27 @@ class ColumnPlan:
 
 
 def prefetch_columns(
-    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int,
-    place: Callable[..., tuple[Any, Any]],
-) -> None:  # fmt: skip
-    """Prefetch in each iteration of `loop` `width` columns that will be read and written.
+    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int, ahead: int, rows: int = 0
+) -> None:
+    """Prefetch in each iteration of `loop` `width` columns that will be read and written, those `ahead` in the row.
 
-    ``place(*i)``: their row and first column, from the arguments of a `te.Prefetch`'s order. Only inputs of
-    the results' shape are prefetched: others are small. They may be read by earlier stages.
+    With `rows`, those of a row so much later, and only past the last row those `ahead`, in the next block; where rows
+    are unaligned, only the cache line at a block's end is new. Only inputs of the results' shape are prefetched: others
+    are small. They may be read by earlier stages.
     """
     out, axis, shape = columns.out, columns.axis, tuple(columns.out.shape)
     read = [op.output(0) for op in operations_behind([s[stage].op.output(0)]) if isinstance(op, te.PlaceholderOp)]
+    end = columns.line - 1 if rows and not columns.are_whole_lines else 0
 
-    def indices(*i: Any) -> Sequence[Any]:
-        return (*i[:axis], *place(*i))
+    def place(*i: Any) -> Sequence[Any]:
+        if not rows:
+            return (*i[: axis + 1], i[-1] + ahead)
+        row = i[axis] + min(rows, columns.rows)
+        over = row >= columns.rows
+        column = te.select(over, i[-1] + (ahead + end), i[-1] + end)
+        return (*i[:axis], te.select(over, row - columns.rows, row), column)
 
     for first in range(0, width, columns.line):
         for tensor in [t for t in read if tuple(t.shape) == shape]:
-            s[stage].prefetch(tensor, loop, te.Prefetch(first, 2, indices))
-        s[stage].prefetch(out, loop, te.Prefetch(first, order=indices, written=True))
-
-
-def prefetch_later_rows(
-    s: te.Schedule, columns: Columns, stage: te.Tensor, loop: te.IterVar, width: int, *, rows: int, step: int
-) -> None:
-    """Prefetch, in each iteration of `loop` of `stage`, `width` columns `rows` later, in this block or the next one.
-
-    Blocks begin `step` columns apart. Where rows are unaligned, only the cache line at a block's end is new.
-    """
-    axis, end = columns.axis, 0 if columns.are_whole_lines else columns.line - 1
-    further = min(rows, columns.rows)
-
-    def place(*i: Any) -> tuple[Any, Any]:
-        row = i[axis] + further
-        over = row >= columns.rows
-        return te.select(over, row - columns.rows, row), te.select(over, i[-1] + (step + end), i[-1] + end)
-
-    prefetch_columns(s, columns, stage, loop, width, place)
+            s[stage].prefetch(tensor, loop, te.Prefetch(first, 2, place))
+        s[stage].prefetch(out, loop, te.Prefetch(first, order=place, written=True))

@@ -28,14 +28,13 @@ from relayc.topi.tag import is_broadcast
 from relayc.topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from relayc.backend.target import Target
-    from relayc.te.tir import PrimExpr
 
 __all__ = [
-    "CONFLICT_BYTES", "LINE_BYTES", "PAGE_BYTES", "elements_ahead", "exceeds_all_caches", "has_line_vectors",
-    "in_memory", "in_sequence", "inputs_of", "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead",
+    "CONFLICT_BYTES", "LINE_BYTES", "PAGE_BYTES", "elements_ahead", "has_line_vectors", "in_sequence",
+    "inputs_of", "is_beyond_caches", "is_streamed", "level_of", "prefetch_ahead",
     "prefetch_elements", "prefetch_next", "prefetch_places", "prefetch_rows", "rows_ahead",
     "rows_of_whole_lines",
 ]  # fmt: skip
@@ -72,11 +71,6 @@ def rows_of_whole_lines(nbytes: int, least: int = 1) -> int:
 def has_line_vectors(target: Target) -> bool:
     """Whether a vector is a whole cache line, as in AVX-512: it is stored without reading the line, or by a mask."""
     return target.vector_bytes >= LINE_BYTES
-
-
-def exceeds_all_caches(tensor: te.Tensor, target: Target) -> bool:
-    """Whether the tensor exceeds every cache, or fills it alone."""
-    return constant_size(tensor.shape) * tensor.dtype.nbytes >= max(target.cache_bytes)
 
 
 def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:
@@ -162,7 +156,7 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
     if not is_static(shape) or row < _LEAST_BYTES:
         return False
-    far = exceeds_all_caches(out, target)
+    far = is_beyond_caches(out, target)
     if row > (caches.l3 // _SHARE_OF_LLC if far else caches.l2 // _SHARE_OF_L2):
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
@@ -185,20 +179,16 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     for tensor in read:
         if constant_size(tensor.shape) == constant_size(out.shape) and is_streamed(tensor, 1, target):
-            prefetch_places(s, out, tensor, vectors, te.Prefetch(elements_ahead(tensor.dtype.nbytes, target)), each)
+            prefetch_places(s, out, tensor, vectors, in_sequence(tensor, target), each)
 
 
 def prefetch_places(
     s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: te.Prefetch, each: int
 ) -> None:
     """Prefetch `each` elements of `tensor`, `ahead` of the position that `out` stores."""
+    in_memory = lambda *i: [ravel_index(i, tuple(out.shape))]  # noqa: E731
     lines = -(-each * tensor.dtype.nbytes // LINE_BYTES)
-    s[out].prefetch(tensor, loop, replace(ahead, order=in_memory(out), lines=lines))
-
-
-def in_memory(out: te.Tensor) -> Callable[..., Sequence[PrimExpr]]:
-    """The order of a `te.Prefetch` in which `out` is computed."""
-    return lambda *i: [ravel_index(i, tuple(out.shape))]
+    s[out].prefetch(tensor, loop, replace(ahead, order=in_memory, lines=lines))
 
 
 def inputs_of(op: te.Operation) -> list[te.Tensor]:

@@ -12,7 +12,7 @@ from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.common import parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows, statistics_at
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, loop_over_rows, statistics_at
 from relayc.topi.cpu.norms.moments import Stored, by_moments_of_parts, moments_of, normalized, schedule_by_moments
 from relayc.topi.cpu.prefetch import prefetch_next
 from relayc.topi.cpu.stagewise import stage_by_stage
@@ -69,11 +69,11 @@ def _channels_by_moments(rows: RowFacts) -> te.Schedule | Refused:
 
 def _channel_by_channel(rows: RowFacts) -> te.Schedule:
     s, out, target = rows.create_schedule(), rows.out, rows.target
-    statistics = inline_others(s, out, rows.anchor)
+    inline_all_but(s, out, rows.statistics)
     _, _, *rest = s[out].op.axis
     row = loop_over_rows(s, out, rows)
     vectors, each = vectorize_rows(s, out, rest, target)
-    statistics_at(s, statistics, out, row, rows)
+    statistics_at(s, rows.statistics, out, row, rows)
     prefetch_next(s, out, vectors, rows.length, each, target)
     return s
 

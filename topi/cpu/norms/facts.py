@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, Serves, serves_if
 from relayc.te.tir import Binary, Call, Select
 from relayc.topi.candidates import KernelFacts
 from relayc.topi.cpu.column_blocks import Columns
@@ -23,7 +22,7 @@ from relayc.topi.registry import operations_behind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RowFacts", "inline_all_but", "inline_others", "loop_over_rows", "statistics_at"]
+__all__ = ["RowFacts", "inline_all_but", "loop_over_rows", "statistics_at"]
 
 _SHARE_OF_L2, _SHARE_OF_LLC = 2, 2
 """Divisors of the cache sizes: rows up to that are still in a cache of a core's own, or in the last-level cache, in a
@@ -115,7 +114,8 @@ class RowFacts(KernelFacts):
     @cached_property
     def around(self) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
         """The stages that the anchor reads, and the anchor with those that read it."""
-        return _split_at(self.stages, self.anchor)
+        needed = {id(op) for op in operations_behind([self.result])} - {id(self.anchor)}
+        return [op for op in self.stages if id(op) in needed], [op for op in self.stages if id(op) not in needed]
 
     @cached_property
     def kept(self) -> list[te.ComputeOp]:
@@ -124,12 +124,11 @@ class RowFacts(KernelFacts):
         in_l1 = self.are_along and nbytes <= self.target.cache_bytes.l1 // _SHARE_OF_L1
         return [op for op in self.around[0] if _is_worth_keeping(op, self.stages, self.anchor, in_l1=in_l1)]
 
-    @cached_property
-    def columns_are_one_run(self) -> Serves | Refused:
+    @property
+    def columns_are_one_run(self) -> bool:
         """Whether rows are along a strided axis of a static shape, with one dimension behind it."""
         ndim = self.result.ndim
-        strided = self.axes == (ndim - 2,) and self.out.ndim == ndim
-        return serves_if(self.is_static and strided, "a dynamic shape, or not one dimension of rows and one of columns")
+        return self.is_static and self.axes == (ndim - 2,) and self.out.ndim == ndim
 
     @cached_property
     def of_rows(self) -> list[te.ComputeOp]:
@@ -140,11 +139,6 @@ class RowFacts(KernelFacts):
     def statistics(self) -> list[te.ComputeOp]:
         """The stages before the anchor that depend on reductions."""
         return [op for op in self.around[0] if uses_reduction(op)]
-
-
-def _split_at(stages: Sequence[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
-    return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
 
 
 def _is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, in_l1: bool) -> bool:
@@ -174,14 +168,6 @@ def inline_all_but(s: te.Schedule, out: te.Tensor, kept: Sequence[te.Operation])
     for op in operations_behind([out]):
         if isinstance(op, te.ComputeOp) and op is not out.op and op not in kept:
             s[op].compute_inline()
-
-
-def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
-    """Inline the stages behind the anchor and those in front of its statistics; returns the statistics."""
-    before, _ = _split_at([op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)], anchor)
-    statistics = [op for op in before if uses_reduction(op)]
-    inline_all_but(s, out, statistics)
-    return statistics
 
 
 def loop_over_rows(s: te.Schedule, out: te.Tensor, rows: RowFacts, together: int = 1) -> te.IterVar:

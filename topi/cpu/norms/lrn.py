@@ -59,10 +59,13 @@ def _window_in_registers(kernel: KernelFacts) -> te.Schedule | Refused:
     if s[anchor].op is not out.op:
         s[anchor].compute_inline()
     work = constant_size(out.shape) * element_cost(operations_behind([out]))
-    if axis == len(out.shape) - 1:
-        _lrn_along_channels(s, out, work, target)
-    else:
+    if axis < len(out.shape) - 1:
         _lrn_across_channels(s, out, axis, window, work, target)
+        return s
+    *outer, channel = s[out].op.axis  # several vectors at once hide the latency of roots
+    vectors = vectorize_elements(s, out, channel, extent_of(channel), vector_lanes(target), _VECTORS_AT_ONCE)
+    s[out].pragma(vectors, "loop_partition_hint")
+    parallel_outer(s, out, outer, work, target)
     return s
 
 
@@ -82,14 +85,6 @@ def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
         return reduce(lambda a, b: a + b, terms)
 
     return te.compute(tuple([extent_of(a) for a in op.axis]), total, name=op.name)
-
-
-def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Target) -> None:
-    """Vectorise lines of channels; several vectors at once hide the latency of roots."""
-    *outer, channel = s[out].op.axis
-    vectors = vectorize_elements(s, out, channel, extent_of(channel), vector_lanes(target), _VECTORS_AT_ONCE)
-    s[out].pragma(vectors, "loop_partition_hint")
-    parallel_outer(s, out, outer, work, target)
 
 
 def _lrn_across_channels(

@@ -10,9 +10,9 @@ from relayc.topi.cpu.column_blocks import Columns
 from relayc.topi.cpu.common import attach, parallel, parallel_outer
 from relayc.topi.cpu.elements import elements_per_step, vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, inline_others, loop_over_rows
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, loop_over_rows
 from relayc.topi.cpu.norms.strided_axis import is_worth_copying
-from relayc.topi.cpu.prefetch import LINE_BYTES, exceeds_all_caches, prefetch_next, rows_of_whole_lines
+from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, prefetch_next, rows_of_whole_lines
 from relayc.topi.cpu.reductions.lines import add_up_adjacent, add_up_groups, add_up_lines
 from relayc.topi.cpu.reductions.parts import part_sizes, schedule_parts
 from relayc.topi.cpu.reductions.reduction import reduce_across
@@ -23,8 +23,6 @@ from relayc.topi.nn.norm import group_norm_by_moments, layer_norm_by_moments, st
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from relayc.backend.target import Target
 
 __all__ = [
     "Stored", "by_moments", "by_moments_of_parts", "has_moments", "image_by_image", "moments_of", "normalized",
@@ -64,21 +62,12 @@ def by_moments(rows: RowFacts) -> te.Schedule | Refused:
 
 
 def image_by_image(rows: RowFacts) -> te.Schedule | Refused:
-    """A candidate: the moments of an image's columns in one pass; a second one, which hits the cache, standardises."""
-    serves = _are_small_images(rows)
-    if not serves:
-        return serves
-    (axis,) = rows.axes
-    moments = Moments(rows.elements, {axis: rows.result.shape[axis]}, rows.anchor.tag)
-    return schedule_by_moments(rows, moments, normalized(rows, moments), lambda s, out: _by_whole_lines(s, out, rows))
+    """A candidate: the moments of an image's columns in one pass; a second one, which hits the cache, standardises.
 
-
-def _are_small_images(rows: RowFacts) -> Serves | Refused:
-    """True if all cores get whole images of small planes, and the caches hold one image but not all.
-
-    Planes that are small, or not whole cache lines, are slow to read by column blocks: the hardware prefetcher finds no
-    stream, and results can't use non-temporal stores. An image is contiguous. Stages in front are recomputed in each
-    pass, so none may be expensive.
+    For cores that get whole images of small planes, where the caches hold one image but not all. Planes that are small,
+    or not whole cache lines, are slow to read by column blocks: the hardware prefetcher finds no stream, and results
+    can't use non-temporal stores. An image is contiguous. Stages in front are recomputed in each pass, so none may be
+    expensive.
     """
     serves = has_moments(rows)
     if not serves:
@@ -88,10 +77,9 @@ def _are_small_images(rows: RowFacts) -> Serves | Refused:
     out, target, (axis,) = rows.out, rows.target, rows.axes
     columns, l2, images = rows.columns, target.cache_bytes.l2, constant_size(out.shape[:axis])
     image = columns.rows * columns.row_bytes
-    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if exceeds_all_caches(out, target) else 0)
+    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LLC if is_beyond_caches(out, target) else 0)
     share = 1 if columns.have_set_conflicts else _SHARE_OF_STATISTICS
-    small = columns.count * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
-    if not small:
+    if columns.count * _COLUMN_BYTES > target.cache_bytes.l1 // share or image > room:
         return Refused(f"statistics of {columns.count} columns exceed L1, or {image} bytes of an image {room:.0f}")
     if images * image <= l2:
         return Refused("L2 holds all images")
@@ -100,7 +88,10 @@ def _are_small_images(rows: RowFacts) -> Serves | Refused:
     large = columns.row_bytes >= _LEAST_BYTES_OF_BLOCKS
     if large and not columns.are_whole_lines and is_worth_copying(rows):
         return Refused("planes are large, and column blocks of them fit into L2")
-    return serves_if(not rows.kept, "a stage in front is too expensive to be computed in each pass")
+    if rows.kept:
+        return Refused("a stage in front is too expensive to be computed in each pass")
+    moments = Moments(rows.elements, {axis: rows.result.shape[axis]}, rows.anchor.tag)
+    return schedule_by_moments(rows, moments, normalized(rows, moments), lambda s, out: _by_whole_lines(s, out, rows))
 
 
 def _by_whole_lines(s: te.Schedule, out: te.Tensor, rows: RowFacts) -> Stored:
@@ -113,7 +104,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, rows: RowFacts) -> Stored:
     columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     *lead, channel = s[out].op.axis[: axis + 1]
     rest = s[out].op.axis[axis + 1 :]
-    cached = not exceeds_all_caches(out, target)
+    cached = not is_beyond_caches(out, target)
     if cached or rows.columns.are_whole_lines or not Columns(out, axis - 1, target).are_whole_lines:
         image = s[out].fuse(*lead)
         parallel(s, out, image, rows.work, lanes)
@@ -179,45 +170,36 @@ def schedule_by_moments(
 ) -> te.Schedule:  # fmt: skip
     """Compute a normalisation as `norm`: one pass for its `moments`, and one that normalises, which `store` schedules.
 
-    `result`: the normalisation in the shape of the anchor, where that is another than of `norm`.
+    The statistics made from the moments are computed before the normalisation, or at its loop over rows. `result`: the
+    normalisation in the shape of the anchor, where that is another than of `norm`.
     """
     s, target = rows.create_schedule(), rows.target
     s.recompute(rows.result, norm if result is None else result)
     out = s.outputs[0].output(0)
-    statistics = inline_others(s, out, s.current(norm).op)
+    statistics = rows.of(out, s.current(norm).op).statistics
+    inline_all_but(s, out, statistics)
     row, vectors, each = store(s, out)
-    length = constant_size(moments.x.shape[min(moments.sizes) :])
+    length, lanes = constant_size(moments.x.shape[min(moments.sizes) :]), vector_lanes(target)
     prefetched = each > 0 and prefetch_next(s, out, vectors, length, each, target)
-    _schedule_moments(s, statistics, moments, target, None if row is None else (out, row), prefetched=prefetched)
-    return s
-
-
-def _schedule_moments(
-    s: te.Schedule, statistics: Sequence[te.ComputeOp], moments: Moments, target: Target,
-    at: tuple[te.Tensor, te.IterVar] | None, *, prefetched: bool,
-) -> None:  # fmt: skip
-    """Compute `moments`, and the `statistics` that use them, before the normalisation or at its loop `at`.
-
-    `prefetched`: their input was prefetched a row ahead.
-    """
-    lanes, along = vector_lanes(target), moments.x.ndim - 1 in moments.sizes
-    schedule_parts(s, moments, target, at, prefetched)
+    schedule_parts(s, moments, target, None if row is None else (out, row), prefetched)
+    along = moments.x.ndim - 1 in moments.sizes
     for op in [op for op in statistics if s[op].attach == "root"]:
         statistic, along_memory = op.output(0), op.attrs.get("reduces_last_axis", False)
-        if at is not None:
-            s[statistic].compute_at(s[at[0]], at[1])
-        if op.num_outputs > 1 or not op.axis or ((along_memory or along) and at is not None):
+        if row is not None:
+            s[statistic].compute_at(s[out], row)
+        if op.num_outputs > 1 or not op.axis or ((along_memory or along) and row is not None):
             continue
         if along_memory:
             add_up_adjacent(s, statistic, lanes)
         elif not op.reduce_axis:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
-        elif at is not None:
+        elif row is not None:
             add_up_lines(s, statistic, lanes)
         elif isinstance(extent_of(op.axis[-1]), int) and not all(isinstance(extent_of(a), int) for a in op.reduce_axis):
             _combine_parts(s, statistic, lanes)
         else:
             reduce_across(s, statistic, [statistic], target)
+    return s
 
 
 def _combine_parts(s: te.Schedule, statistic: te.Tensor, lanes: int) -> None:

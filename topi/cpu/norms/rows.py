@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from relayc import te
-from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
+from relayc.te.ir.decisions import Refused, note
 from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.elements import vectorize_elements
 from relayc.topi.cpu.elementwise.line_stores import rows_use_nontemporal_stores, vectorize_rows
-from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, inline_others, loop_over_rows, statistics_at
-from relayc.topi.cpu.norms.flattened_softmax import FlattenedSoftmax
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, loop_over_rows, statistics_at
+from relayc.topi.cpu.norms.flattened_softmax import flattened_softmax
 from relayc.topi.cpu.norms.moments import by_moments, has_moments, image_by_image
-from relayc.topi.cpu.norms.strided_axis import STRIDED
+from relayc.topi.cpu.norms.strided_axis import schedule_strided
 from relayc.topi.cpu.norms.transposed_rows import TransposedRows
-from relayc.topi.cpu.prefetch import LINE_BYTES, has_line_vectors, inputs_of, is_streamed, level_of, prefetch_rows
+from relayc.topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, level_of, prefetch_rows
 from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
 from relayc.topi.cpu.reductions.reduction import vectorize_reduction
 from relayc.topi.cpu.stagewise import stage_by_stage
@@ -33,9 +32,6 @@ __all__ = ["schedule_rowwise"]
 _BATCHES, _BATCH_SHARE = (2, 4), 24
 """Numbers of short rows that are batched, and the divisor of the L1 size that their results may take: the out-of-order
 window covers about a row of 10 vectors with its statistics."""
-_FEWEST_FLATTENED, _FEWEST_OF_LOGARITHM, _FEWEST_OF_SHORT_VECTORS = 8, 12, 16
-"""Shortest rows, in elements, that are faster flattened than transposed in registers; those of a log-softmax, which
-also wait for the logarithm of their sum, with vectors of a cache line and with shorter ones."""
 _SHARE_OF_PAIRS = 8
 """Divisor of the L1 size for two batched rows of a norm of 16-bit elements: their passes convert, and wait for
 statistics in longer rows, too."""
@@ -64,19 +60,7 @@ def _strided(rows: RowFacts) -> te.Schedule | Refused:
     block, room = rows.length * LINE_BYTES, rows.target.cache_bytes.l2 // _SHARE_OF_BLOCKS
     if has_moments(rows) and block > room:
         return Refused(f"a block of a cache line of each row, {block} bytes, exceeds {room} bytes of L2")
-    return first_of("columns", [(name, partial(candidate, rows)) for name, candidate in STRIDED])
-
-
-def _flattened(rows: RowFacts) -> te.Schedule | Refused:
-    flat = FlattenedSoftmax.of(rows)
-    if not flat:
-        return flat
-    fewest = _FEWEST_FLATTENED
-    if is_logarithm(rows.anchor):
-        fewest = _FEWEST_OF_LOGARITHM if has_line_vectors(rows.target) else _FEWEST_OF_SHORT_VECTORS
-    if flat.line.length < fewest and TransposedRows.of(rows):
-        return Refused(f"rows of {flat.line.length} elements, fewer than {fewest}, are faster transposed in registers")
-    return flat.schedule()
+    return schedule_strided(rows)
 
 
 def _transposed(rows: RowFacts) -> te.Schedule | Refused:
@@ -140,15 +124,16 @@ def _rows_per_batch(rows: RowFacts) -> int:
     return max([n for n in fitting if constant_size(out.shape[:1]) % n == 0], default=1)
 
 
-def _are_long(rows: RowFacts) -> Serves | Refused:
-    """True for a softmax of long rows, larger than the LLC, whose exponentials are faster recomputed than kept.
+def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
+    """Softmax: a row's maximum and sum by parts in one pass over memory, then the results from the cache.
 
-    Where a vector is a cache line, an exponential takes less time than the line takes to arrive, so this holds for rows
-    that exceed L1; elsewhere for rows that would evict their own exponentials from L2.
+    For rows larger than the LLC, whose exponentials are faster recomputed than kept. Where a vector is a cache line, an
+    exponential takes less time than the line takes to arrive, so this holds for rows that exceed L1; elsewhere for rows
+    that would evict their own exponentials from L2.
     """
-    result, target = rows.result, rows.target
+    anchor, result, target, first = rows.anchor, rows.result, rows.target, rows.axes[0]
     wide = {result.dtype.nbytes, rows.out.dtype.nbytes} == {_WIDE_BYTES}
-    if rows.anchor.tag != "softmax" or not wide or not rows.is_static or not rows.are_last:
+    if anchor.tag != "softmax" or not wide or not rows.is_static or not rows.are_last:
         return Refused("no softmax of 32-bit elements along the last dimension, of a static shape")
     if not is_streamed(result, 1, target):
         return Refused("the last-level cache holds all rows")
@@ -156,16 +141,9 @@ def _are_long(rows: RowFacts) -> Serves | Refused:
     room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
     if rows.row_bytes <= room:
         return Refused(f"a cache of {room} bytes keeps the exponentials of {rows.row_bytes}")
-    once = rows.has_one_result and not rows.kept
-    return serves_if(once, "there are several results, or values of a row are kept, not to be computed twice")
-
-
-def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
-    """Softmax: a row's maximum and sum by parts in one pass over memory, then the results from the cache."""
-    long = _are_long(rows)
-    if not long:
-        return long
-    s, anchor, target, first = rows.create_schedule(), rows.anchor, rows.target, rows.axes[0]
+    if not rows.has_one_result or rows.kept:
+        return Refused("there are several results, or values of a row are kept, not to be computed twice")
+    s = rows.create_schedule()
     clamp_logarithm(s, anchor)
     largest, _, total = stages_of(anchor)
     (x,) = largest.op.input_tensors
@@ -175,7 +153,8 @@ def _in_two_passes(rows: RowFacts) -> te.Schedule | Refused:
     s.recompute(total, parts.total)
     sums = speculate(s, anchor, first, keep=False)[1] if can_be_unshifted(anchor) else None
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
-    statistics = inline_others(s, out, s.current(anchor.output(0)).op)
+    statistics = rows.of(out, s.current(anchor.output(0)).op).statistics
+    inline_all_but(s, out, statistics)
     row = loop_over_rows(s, out, rows)
     vectorize_rows(s, out, s[out].op.axis[-1:], target)
     for op in [op for op in statistics if all(op is not t.op for t in passes)]:
@@ -196,7 +175,7 @@ _CANDIDATES: tuple[Candidate[RowFacts], ...] = (
     ("image by image", image_by_image),
     ("strided axis", _strided),
     ("moments of parts", by_moments),
-    ("flattened rows", _flattened),
+    ("flattened rows", flattened_softmax),
     ("transposed rows", _transposed),
     ("two passes", _in_two_passes),
     ("row by row", _row_by_row),

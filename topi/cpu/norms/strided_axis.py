@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from relayc import te
-from relayc.te.ir.decisions import Refused, Serves, note, serves_if
+from relayc.te.ir.decisions import Refused, Serves, first_of, note, serves_if
 from relayc.topi.candidates import Candidate
-from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, StagePass, prefetch_columns, prefetch_later_rows
+from relayc.topi.cpu.column_blocks import ColumnPlan, Columns, Loops, StagePass, prefetch_columns
 from relayc.topi.cpu.common import parallel
 from relayc.topi.cpu.elements import vectorize_elements
-from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but, inline_others
+from relayc.topi.cpu.norms.facts import RowFacts, inline_all_but
 from relayc.topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed, rows_ahead
 from relayc.topi.cpu.reductions.lines import add_up_in_registers, add_up_lines, lines_per_step
 from relayc.topi.cpu.tiling import has_few_fill_buffers, vector_lanes
 from relayc.topi.groups import constant_size, extent_of, uses_reduction
 from relayc.topi.unshifted_softmax import is_logarithm, speculate, stages_of
 
-__all__ = ["STRIDED", "is_worth_copying"]
+__all__ = ["is_worth_copying", "schedule_strided"]
 
 _BLOCK_LINES = (32, 16, 8)
 """Cache lines of each row in an unshifted block: the first for which L2 holds the exponentials, or the last: with fewer
@@ -43,40 +45,54 @@ def _unshifted(rows: RowFacts) -> te.Schedule | Refused:
     """Softmax larger than the LLC, by column blocks whose exponentials L2 holds, so that memory is read for them once.
 
     Unshifted exponentials are computed and added up row by row as they are read; maxima, in a pass of their own, only
-    where the speculation fails.
+    where the speculation fails. That pays where column blocks exceed the caches, or results use non-temporal stores;
+    column blocks of other types than float32 are bound by conversions or float64 arithmetic, not by a second pass.
     """
-    worth = _is_worth_unshifted(rows)
-    if not worth:
-        return worth
-    s, columns, (axis,), lanes = rows.create_schedule(), rows.columns, rows.axes, vector_lanes(rows.target)
-    line, lines = columns.line, _unshifted_block_lines(rows)
+    columns, streamed = rows.columns, rows.columns.are_stored_by_lines
+    if rows.anchor.tag != "softmax" or is_logarithm(rows.anchor):
+        return Refused("no softmax, or its logarithm")
+    if columns.rows < _FEWEST_ROWS or columns.row_bytes < _LEAST_BYTES:
+        least = f"{_FEWEST_ROWS} rows of {_LEAST_BYTES} bytes"
+        return Refused(f"{columns.rows} rows of {columns.row_bytes} bytes; unshifted blocks pay from {least} on")
+    if _fits_in_blocks(columns):
+        if not streamed or columns.out.dtype.nbytes != 4:
+            return Refused("L2 holds column blocks, and results are not float32 in non-temporal stores")
+    elif not streamed and columns.have_set_conflicts:
+        return Refused("rows have cache-set conflicts")
+    s, (axis,), lanes = rows.create_schedule(), rows.axes, vector_lanes(rows.target)
+    line, room = columns.line, rows.target.cache_bytes.l2 // _SHARE_OF_L2
+    of_a_line = columns.rows * line * stages_of(rows.anchor)[1].dtype.nbytes
+    *fitting, least = [n for n in _BLOCK_LINES if 2 * n * LINE_BYTES <= columns.row_bytes]  # there are two blocks
+    lines = next((n for n in fitting if n * of_a_line <= room), least)
     exponentials, sums, _ = speculate(s, rows.anchor, axis, keep=True)
     assert exponentials is not None
-    statistics = inline_others(s, rows.out, rows.anchor)
+    inline_all_but(s, rows.out, rows.statistics)
     plan = ColumnPlan(lines * line, line, aligned=columns.are_stored_by_lines and not columns.are_whole_lines)
     note("block", "unshifted", plan)
-    passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in statistics]
+    passes = [StagePass(op.output(0), lanes, unroll="vectors" if op.reduce_axis else "") for op in rows.statistics]
     plan.apply(s, columns, passes, rows.work)
     loops = StagePass(exponentials, max(lanes, line), fused=exponentials.op.axis[axis]).apply(s)
     StagePass(sums, lanes, unroll="vectors", fused=sums.op.reduce_axis[0]).apply(s)
-    later = rows_ahead(lines * LINE_BYTES)
-    prefetch_later_rows(s, columns, exponentials, loops.vectors, line, rows=later, step=plan.step(columns))
+    prefetch_columns(s, columns, exponentials, loops.vectors, line, plan.step(columns), rows_ahead(lines * LINE_BYTES))
     return s
 
 
-def _unshifted_block_lines(rows: RowFacts) -> int:
-    """Return the cache lines of each row in an unshifted block: there are two blocks, and L2 holds exponentials."""
-    columns, room = rows.columns, rows.target.cache_bytes.l2 // _SHARE_OF_L2
-    of_a_line = columns.rows * columns.line * stages_of(rows.anchor)[1].dtype.nbytes
-    *fitting, least = [n for n in _BLOCK_LINES if 2 * n * LINE_BYTES <= columns.row_bytes]
-    return next((n for n in fitting if n * of_a_line <= room), least)
-
-
 def _in_registers(rows: RowFacts) -> te.Schedule | Refused:
-    """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold."""
-    fits, columns = _fits_in_registers(rows), rows.columns
-    if not fits:
-        return fits
+    """Keep a vector for each element of a row in registers, so that memory is read once, whatever the caches hold.
+
+    Vectors must be cache lines, with results in non-temporal stores. Kernels with more arithmetic than a softmax would
+    unroll to too much code.
+    """
+    columns, nbytes, most = rows.columns, rows.out.dtype.nbytes, rows.target.vector_registers - _OTHER_REGISTERS
+    if rows.kept:
+        return Refused("values beside the statistics are kept")
+    whole = columns.are_whole_lines and vector_lanes(rows.target) * nbytes == LINE_BYTES
+    if nbytes != 4 or not whole or not columns.are_stored_by_lines:
+        return Refused("vectors are no cache lines, or results are no whole cache lines in non-temporal stores")
+    if columns.rows > most:
+        return Refused(f"{columns.rows} rows exceed {most} registers")
+    if not columns.have_set_conflicts:
+        return Refused("rows have no cache-set conflicts: the caches hold them")
     s, plan = _started(rows), ColumnPlan(columns.line, columns.line, unrolled=columns.rows)
     note("block", "registers", plan)
     passes = [StagePass(op.output(0), columns.line, unroll="rows") for op in rows.of_rows]
@@ -122,8 +138,7 @@ def _in_copied_blocks(rows: RowFacts) -> te.Schedule | Refused:
     copied = StagePass(copy, LINE_BYTES // copy.dtype.nbytes, 0, unroll, s[copy].op.axis[-2])
     _, loops = plan.apply(s, columns, [copied, *map(passed, statistics)], rows.work)
     s[columns.out].unroll(loops[columns.out].vectors)
-    later = rows_ahead(nbytes)
-    prefetch_later_rows(s, columns, copy, loops[copy].vectors, line, rows=later, step=plan.step(columns))
+    prefetch_columns(s, columns, copy, loops[copy].vectors, line, plan.step(columns), rows_ahead(nbytes))
     return s
 
 
@@ -132,7 +147,7 @@ def _in_column_blocks(rows: RowFacts) -> te.Schedule | Refused:
 
     Results of a block are stored while the next block is first read, so that neither's arithmetic waits for memory.
     """
-    fits, columns, target = _fits_in_blocks(rows), rows.columns, rows.target
+    fits, columns, target = _fits_in_blocks(rows.columns), rows.columns, rows.target
     if not fits:
         return fits
     s, width = _started(rows), _block_width(columns)
@@ -168,18 +183,24 @@ def _in_blocks(rows: RowFacts) -> te.Schedule:
         else:
             busy, are_rows = vectorize_elements(s, result, op.axis[-1], block, lanes), len(op.axis) == out.ndim
             if rows.columns_are_one_run and are_rows and block >= 4 * lanes and is_streamed(out, block, target):
-                _prefetch_ahead(s, result, busy, columns, 2 * lanes, block)
+                prefetch_columns(s, columns, result, busy, 2 * lanes, block)
     return s
 
 
-STRIDED: tuple[Candidate[RowFacts], ...] = (
+_OF_ONE_RUN: tuple[Candidate[RowFacts], ...] = (
     ("unshifted blocks", _unshifted),
     ("registers", _in_registers),
     ("copied blocks", _in_copied_blocks),
     ("cache lines of every row", _in_column_blocks),
-    ("blocks", _in_blocks),
 )
-"""How rows along a strided axis are scheduled; the last one always serves."""
+"""How rows whose columns are one run of memory are scheduled, in the order in which that is tried."""
+
+
+def schedule_strided(rows: RowFacts) -> te.Schedule:
+    """Schedule rows along a strided axis."""
+    others, run = Refused("a dynamic shape, or not one dimension of rows and one of columns"), rows.columns_are_one_run
+    candidates = [(name, partial(candidate, rows) if run else lambda: others) for name, candidate in _OF_ONE_RUN]
+    return first_of("columns", [*candidates, ("blocks", partial(_in_blocks, rows))])
 
 
 def _started(rows: RowFacts) -> te.Schedule:
@@ -192,8 +213,6 @@ def _started(rows: RowFacts) -> te.Schedule:
 def is_worth_copying(rows: RowFacts) -> Serves | Refused:
     """True for a norm along a strided axis whose rows exceed the caches or conflict in them, while a block fits L2."""
     out, target, columns = rows.out, rows.target, rows.columns
-    if not rows.columns_are_one_run:
-        return rows.columns_are_one_run
     if not rows.has_one_result or rows.anchor.tag not in ("standardize", "l2_normalize") or out.dtype.nbytes < 4:
         return Refused("no norm of one result, in at least 32 bits")
     if uses_reduction(rows.elements.op) or columns.rows * _BLOCK_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
@@ -205,53 +224,12 @@ def is_worth_copying(rows: RowFacts) -> Serves | Refused:
     return serves_if(large or columns.have_set_conflicts, "the caches hold the rows, without set conflicts")
 
 
-def _is_worth_unshifted(rows: RowFacts) -> Serves | Refused:
-    """True if reading a softmax once pays: column blocks exceed the caches, or the results use non-temporal stores.
-
-    Column blocks of other types than float32 are bound by conversions or float64 arithmetic, not by a second pass.
-    """
-    columns = rows.columns
-    if rows.anchor.tag != "softmax" or is_logarithm(rows.anchor):
-        return Refused("no softmax, or its logarithm")
-    if not rows.columns_are_one_run:
-        return rows.columns_are_one_run
-    if columns.rows < _FEWEST_ROWS or columns.row_bytes < _LEAST_BYTES:
-        least = f"{_FEWEST_ROWS} rows of {_LEAST_BYTES} bytes"
-        return Refused(f"{columns.rows} rows of {columns.row_bytes} bytes; unshifted blocks pay from {least} on")
-    streamed = columns.are_stored_by_lines
-    if _fits_in_blocks(rows):
-        pays = streamed and columns.out.dtype.nbytes == 4
-        return serves_if(pays, "L2 holds column blocks, and results are not float32 in non-temporal stores")
-    return serves_if(streamed or not columns.have_set_conflicts, "rows have cache-set conflicts")
-
-
-def _fits_in_registers(rows: RowFacts) -> Serves | Refused:
-    """True if registers hold a vector for each element of a row, while cache-set conflicts keep caches from it.
-
-    Vectors must be cache lines, with results in non-temporal stores. Kernels with more arithmetic than a softmax would
-    unroll to too much code.
-    """
-    columns, nbytes, most = rows.columns, rows.out.dtype.nbytes, rows.target.vector_registers - _OTHER_REGISTERS
-    if not rows.columns_are_one_run:
-        return rows.columns_are_one_run
-    if rows.kept:
-        return Refused("values beside the statistics are kept")
-    whole = columns.are_whole_lines and vector_lanes(rows.target) * nbytes == LINE_BYTES
-    if nbytes != 4 or not whole or not columns.are_stored_by_lines:
-        return Refused("vectors are no cache lines, or results are no whole cache lines in non-temporal stores")
-    if columns.rows > most:
-        return Refused(f"{columns.rows} rows exceed {most} registers")
-    return serves_if(columns.have_set_conflicts, "rows have no cache-set conflicts: the caches hold them")
-
-
-def _fits_in_blocks(rows: RowFacts) -> Serves | Refused:
+def _fits_in_blocks(columns: Columns) -> Serves | Refused:
     """True if there are at least two column blocks, so small that L2 holds them and the next ones.
 
     False where all columns are one block in L2, already in order, and under cache-set conflicts along rows.
     """
-    if not rows.columns_are_one_run:
-        return rows.columns_are_one_run
-    columns, width = rows.columns, _block_width(rows.columns)
+    width = _block_width(columns)
     if columns.count < 2 * width or _block_columns(columns, columns.count) == columns.count:
         return Refused(f"{columns.count} columns are fewer than two blocks, or one block in L2")
     kept, room = columns.rows * width * max(columns.out.dtype.nbytes, 4), columns.target.cache_bytes.l2 // 10
@@ -270,14 +248,7 @@ def _prefetch_blocks_ahead(
 ) -> None:
     """Prefetch with each row of a block what is read and written some blocks later, in the stage that keeps rows."""
     stage = (rows.out, *[op.output(0) for op in rows.of_rows if len(op.axis) == rows.result.ndim])[-1]
-    _prefetch_ahead(s, stage, loops[stage].rows, rows.columns, plan.width, _BLOCKS_AHEAD * plan.width)
-
-
-def _prefetch_ahead(
-    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, columns: Columns, width: int, ahead: int
-) -> None:
-    """Prefetch, in each iteration of `loop`, the `width` columns of a line that are read and written `ahead` later."""
-    prefetch_columns(s, columns, stage, loop, width, lambda *i: (i[columns.axis], i[-1] + ahead))
+    prefetch_columns(s, rows.columns, stage, loops[stage].rows, plan.width, _BLOCKS_AHEAD * plan.width)
 
 
 def _block_columns(columns: Columns, count: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir import post_order
-from relayc.te.ir.decisions import Refused, Serves, serves_if
+from relayc.te.ir.decisions import Refused
 from relayc.te.rewrite import map_reads
 from relayc.te.tir import PrimExpr, ProducerLoad
 from relayc.topi.cpu.accesses import reads
@@ -59,39 +59,27 @@ class TransposedRows:
     @staticmethod
     def of(rows: RowFacts) -> TransposedRows | Refused:
         """Match a kernel of short rows; refused where rows are long or few, or stages not elementwise or row-wise."""
+        lanes = vector_lanes(rows.target)
         if not rows.are_last or not rows.has_one_result or rows.result.ndim < 2:
             return Refused("rows are not the last dimension alone, or there is a single one, or several results")
-        found = TransposedRows(rows, vector_lanes(rows.target))
-        short = found._are_short()
-        if not short:
-            return short
-        return found if found._are_independent() else Refused("a stage reads elements of other rows or columns")
-
-    def _are_short(self) -> Serves | Refused:
-        result, target = self.rows.result, self.rows.target
-        rows, length = result.shape[-2:]
-        if not isinstance(rows, int) or not isinstance(length, int) or rows < self.lanes:
-            return Refused(f"a dynamic shape, or fewer adjacent rows than the {self.lanes} lanes of a vector")
-        most = _SHORT.get(self.rows.anchor.tag, _SHORT_OF_ONE_SUM + self.lanes)
+        found, target, (count, length) = TransposedRows(rows, lanes), rows.target, rows.result.shape[-2:]
+        if not isinstance(count, int) or not isinstance(length, int) or count < lanes:
+            return Refused(f"a dynamic shape, or fewer adjacent rows than the {lanes} lanes of a vector")
+        most = _SHORT.get(rows.anchor.tag, _SHORT_OF_ONE_SUM + lanes)
         if length >= most:
             return Refused(f"rows of {length} elements; a horizontal reduction costs less from {most} on")
-        if length % (2 * self.lanes) == 0:
+        if length % (2 * lanes) == 0:
             return Refused(f"rows of {length} elements are whole pairs of vectors")
-        fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length, self.lanes))
-        types = {result.dtype, *[t.dtype for t in self._read_whole(operations_behind([result]))]}
-        transposes = fits and all(self.lanes in transposed_vectors(target, each, (length, rows)) for each in types)
-        reason = f"no block of {self.lanes} lanes of rows of {length} elements can be transposed, of each type read"
-        return serves_if(transposes, reason)
+        types = {rows.result.dtype, *[t.dtype for t in found._read_whole(operations_behind([rows.result]))]}
+        back = transposed_vectors(target, rows.result.dtype, (lanes, length))
+        if not back or not all(lanes in transposed_vectors(target, each, (length, count)) for each in types):
+            return Refused(f"no block of {lanes} rows of {length} elements can be transposed, of each type read")
+        return found if found._are_independent() else Refused("a stage reads elements of other rows or columns")
 
     def _read_whole(self, stages: Sequence[te.Operation]) -> list[te.Tensor]:
         """The inputs of the kernel that stages read and that have the shape of the result."""
         whole = [t for op in stages for t in op.outputs if tuple(t.shape) == tuple(self.rows.result.shape)]
         return [t for t in whole if isinstance(t.op, te.PlaceholderOp)]
-
-    def _lanes_along(self, length: int, rows: int) -> list[int]:
-        """Return the vector lengths that fit along a row, and whose blocks fit `rows`, longest first."""
-        dtype = self.rows.result.dtype
-        return [n for n in transposed_vectors(self.rows.target, dtype) if n <= length and block_of(n, dtype) <= rows]
 
     def _are_independent(self) -> bool:
         """True if stages read either the row's own elements at their own index, or what all rows share.
@@ -129,8 +117,12 @@ class TransposedRows:
         inline_all_but(s, out, computed)
         rows = self._rows_per_iteration()
         group, tile = self._loops(s, out, rows)
-        if tile is None:
-            self._transpose_back(s, out, group, transposed, rows)
+        if tile is None:  # the results of a group are transposed back into a buffer
+            readers = [op for op in operations_behind([out]) if transposed in op.input_tensors]
+            shape = rows, constant_size(out.shape[-1:])
+            lanes = transposed_vectors(self.rows.target, result.dtype, shape)[0]
+            back, _, _ = transpose_in_registers(s, transposed, readers, transposed.ndim - 2, lanes)
+            s[back].compute_at(s[out], group)
         copies = self._transpose_inputs(s, out, group, transposed)
         for stage in (*self.rows.of_rows, self.anchor):
             tensor = rewritten[stage.output(0)]
@@ -176,15 +168,6 @@ class TransposedRows:
             _, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
             s[out].vectorize(vector)
         return parallel_outer(s, out, [*lead, group], self.rows.work, self.rows.target)[-1], tile
-
-    def _transpose_back(
-        self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor, rows: int
-    ) -> None:
-        """Transpose the results of a group of `rows` back, into a buffer."""
-        readers = [op for op in operations_behind([out]) if transposed in op.input_tensors]
-        lanes = self._lanes_along(constant_size(out.shape[-1:]), rows)[0]
-        back, _, _ = transpose_in_registers(s, transposed, readers, transposed.ndim - 2, lanes)
-        s[back].compute_at(s[out], group)
 
     def _transpose_inputs(
         self, s: te.Schedule, out: te.Tensor, group: te.IterVar, transposed: te.Tensor

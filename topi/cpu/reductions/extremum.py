@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 from relayc import te
 from relayc.te.ir.decisions import Refused, note
 from relayc.te.tir import PrimExpr
-from relayc.topi.candidates import Candidate, KernelFacts, schedule_by
+from relayc.topi.candidates import Candidate, schedule_by
 from relayc.topi.cpu.reductions.lines import add_up_lines
-from relayc.topi.cpu.reductions.parts import part_by_part, part_sizes
+from relayc.topi.cpu.reductions.parts import part_by_part
 from relayc.topi.cpu.reductions.reduction import reduce_across, reduce_along
+from relayc.topi.cpu.reductions.two_passes import TwoPassFacts
 from relayc.topi.cpu.stagewise import stage_by_stage
 from relayc.topi.cpu.tiling import vector_lanes
-from relayc.topi.groups import constant_size, inline_injective, iterations
+from relayc.topi.groups import constant_size, iterations
 from relayc.topi.parts import Index, Parts
 from relayc.topi.reduction import largest_number, smallest_number
 from relayc.topi.registry import operations_behind, register_schedule
-from relayc.topi.utils import num_elements, ravel_index, same_dim, unravel_index
+from relayc.topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,14 +44,14 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     reducing pairs of value and position takes many. Along a strided axis a block of adjacent columns is taken
     together. Rows that no cache holds are split into parts, among whose extrema the same is done.
     """
-    return schedule_by(_CANDIDATES, KernelFacts(outs, anchor, target))
+    return schedule_by(_CANDIDATES, TwoPassFacts(outs, anchor, target))
 
 
-def _two_passes(kernel: KernelFacts) -> te.Schedule | Refused:
+def _two_passes(kernel: TwoPassFacts) -> te.Schedule | Refused:
     anchor, outs, target = kernel.anchor, kernel.outs, kernel.target
     if "axes" not in anchor.attrs:
         return Refused("windows are searched")
-    search = _Search(anchor, target)
+    search = _Search(kernel)
     last, is_static = iterations(kernel.out.op.axis[-1:]), isinstance(search.length, int)
     in_range = constant_size([search.length]) < _MOST if is_static else len(search.axes) == 1 and not search.last
     if not in_range or not (search.along or last >= vector_lanes(target)):
@@ -59,12 +60,11 @@ def _two_passes(kernel: KernelFacts) -> te.Schedule | Refused:
     if not kernel.has_one_result or len(positions) != 1:
         return Refused("there are several results")
     s, position = kernel.create_schedule(), positions[0].output(0)
-    inline_injective(s, outs, keep=[anchor])
     at_once = len(search.axes) == 1 and (search.fits or not is_static) and bool(kernel.out.op.axis)
     note("position", "two passes" if at_once else "parts", along_memory=search.along)
     if at_once:
         passes = search.at_once(s, position)
-        (reduce_along if search.along else reduce_across)(s, s.outputs[0].output(0), passes, target)
+        kernel.reduce(s, s.outputs[0].output(0), *passes)
     elif search.along:
         search.in_one_part(s, position, target)
     else:
@@ -72,25 +72,23 @@ def _two_passes(kernel: KernelFacts) -> te.Schedule | Refused:
     return s
 
 
-_CANDIDATES: tuple[Candidate[KernelFacts], ...] = (("two passes", _two_passes), ("stage by stage", stage_by_stage))
+_CANDIDATES: tuple[Candidate[TwoPassFacts], ...] = (("two passes", _two_passes), ("stage by stage", stage_by_stage))
 
 
 class _Search(Parts):
-    """The two passes that replace `anchor`, a reduction of pairs of positions and values, over rows or their parts.
+    """The two passes that replace a `kernel`'s reduction of pairs of positions and values, over rows or their parts.
 
     Positions of NaN are shifted beyond all others, so that a NaN is preferred to any value.
     """
 
-    def __init__(self, anchor: te.Operation, target: Target) -> None:
-        attrs, (x,) = anchor.attrs, anchor.input_tensors
-        self.axes, self.last, self.along = attrs["axes"], bool(attrs["last"]), bool(attrs["reduces_last_axis"])
-        room = target.cache_bytes.l2 // (_SHARE_ALONG if self.along else _SHARE_ACROSS)
-        sizes = part_sizes(x.shape, x.dtype.nbytes, self.axes, target, room)
-        super().__init__(x, sizes, anchor.name, keepdims=attrs["keepdims"])
-        self.extents = [x.shape[a] for a in self.axes]
+    def __init__(self, kernel: TwoPassFacts) -> None:
+        attrs, self.axes, self.along = kernel.anchor.attrs, kernel.axes, kernel.along
+        sizes = kernel.parts(kernel.target.cache_bytes.l2 // (_SHARE_ALONG if self.along else _SHARE_ACROSS))
+        super().__init__(kernel.x, sizes, kernel.anchor.name, keepdims=attrs["keepdims"])
+        self.last, self.fits = bool(attrs["last"]), kernel.are_whole(sizes)
+        self.extents = [self.x.shape[a] for a in self.axes]
         self.length = num_elements(self.extents)
         self.neutral = -1 if self.last else self.length  # a place that any other is preferred to
-        self.fits = all(same_dim(sizes[a], x.shape[a]) for a in self.axes)
         self.attrs = {key: attrs[key] for key in ("reduces_last_axis", "reduces_trailing_axes")}
         self.extreme = largest_number if attrs["largest"] else smallest_number
         self.extreme_of_parts = te.max if attrs["largest"] else te.min  # propagates NaN

@@ -87,11 +87,27 @@ class FlattenedRows:
         partial = te.compute((*rows, lanes), of_lane, name=f"{name}.lanes")
         return te.compute(rows, lambda *i: reduction(partial(*i, lane), axis=lane), name=name), partial
 
-    def schedule_exponentials(self, s: te.Schedule, exponentials: te.Tensor, *, along: bool) -> None:
-        """Compute the exponentials of all rows as one line, prefetching later rows.
+    def apply(
+        self, s: te.Schedule, exponentials: te.Tensor, sums: te.Tensor, *fallback: tuple[te.Tensor, te.Tensor],
+        along: bool, only_summed: bool,
+    ) -> None:  # fmt: skip
+        """Compute `exponentials` of a group of rows as one line, and their `sums` in registers, line by line.
 
-        `along`: inputs are read in memory order and shared by no rows; otherwise rows are vectorised one by one.
+        `along`: inputs are read in memory order and shared by no rows; otherwise rows are vectorised one by one. Where
+        they are `only_summed`, exponentials are computed for each line. Reductions by lanes, the `fallback` of failed
+        speculation, go row by row.
         """
+        self._compute(s, exponentials, along)
+        lines, rows = s[sums].split(s[sums].op.axis[-1], nparts=self.together)
+        s[sums].tensorize(rows, sum_rows(self.lanes, self.length, len(sums.shape), str(sums.dtype)))
+        if only_summed:
+            attach(s, exponentials, sums, lines)
+        for tensor, of_lanes in fallback:
+            attach(s, of_lanes, tensor, s[tensor].op.axis[-1])
+            reduce_by_vectors(s, of_lanes)
+
+    def _compute(self, s: te.Schedule, exponentials: te.Tensor, along: bool) -> None:
+        """Vectorise exponentials, prefetching later rows."""
         *_, row, column = s[exponentials].op.axis
         shape, elements = exponentials.shape, self.count * self.length
         if not along:
@@ -103,15 +119,3 @@ class FlattenedRows:
             if is_streamed(tensor, elements, self.target):
                 wanted = in_sequence(tensor, self.target, elements)
                 prefetch_places(s, exponentials, tensor, vectors, wanted, elements_per_step(elements, self.lanes))
-
-    def add_up(self, s: te.Schedule, sums: te.Tensor) -> te.IterVar:
-        """Sum the rows of a group in registers; returns the loop that does so, with one iteration per line."""
-        all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=self.together)
-        s[sums].tensorize(rows, sum_rows(self.lanes, self.length, len(sums.shape), str(sums.dtype)))
-        return all_rows
-
-    def vectorize_fallback(self, s: te.Schedule, *reductions: tuple[te.Tensor, te.Tensor]) -> None:
-        """Vectorise reductions by lanes, row by row, for the fallback of failed speculation."""
-        for tensor, lanes in reductions:
-            attach(s, lanes, tensor, s[tensor].op.axis[-1])
-            reduce_by_vectors(s, lanes)

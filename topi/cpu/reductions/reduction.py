@@ -81,13 +81,12 @@ def vectorize_reduction(
     factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
     partial = [_rfactor_lanes(s, tensor, inner)]
-    if factor > lanes:
-        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
-        partial.append(_rfactor_lanes(s, tensor, lane))
-        s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
+    counts = [lanes] if factor > lanes else []
     while lanes > _FEW_LANES:
         lanes //= 4
-        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
+        counts.append(lanes)
+    for count in counts:
+        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=count)
         partial.append(_rfactor_lanes(s, tensor, lane))
         s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
     s[tensor].unroll(s[tensor].op.reduce_axis[0])

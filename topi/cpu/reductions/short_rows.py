@@ -73,9 +73,7 @@ def _transpose_rows(
         return
     ((tensor, dimension),) = found
     length = tensor.shape[-1]
-    if lanes not in transposed_vectors(target, tensor.dtype) or not isinstance(length, int):
-        return
-    if length < block_of(lanes, tensor.dtype):
+    if not isinstance(length, int) or lanes not in transposed_vectors(target, tensor.dtype, (length, lanes)):
         return
     readers = [s[result].op for result in passes]
     if any(tensor not in op.input_tensors for op in readers):

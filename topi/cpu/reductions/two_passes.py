@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from relayc.backend.target import Target
     from relayc.te.tir import Dim
 
-__all__ = ["schedule_two_passes"]
+__all__ = ["TwoPassFacts", "schedule_two_passes"]
 
 _VARIANCE_ALONG, _VARIANCE_ACROSS = 4, 2
 """Divisors of the L2 size, along memory and along a strided axis: the most that both passes of a variance go over."""
@@ -45,7 +45,7 @@ _LINES = 32
 
 @dataclass(frozen=True, eq=False)
 class TwoPassFacts(KernelFacts):
-    """A reduction along `axes` of `x` that needs the result of another, `first`, of the same rows."""
+    """A reduction along `axes` of `x` in two passes: the second one needs the result of the first, of the same rows."""
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class TwoPassFacts(KernelFacts):
 
     @cached_property
     def first(self) -> te.Tensor:
-        """The result of the first pass."""
+        """The result of the first pass, where the anchor reads it."""
         return next(t for t in self.anchor.input_tensors if uses_reduction(t.op))
 
     @property
@@ -200,6 +200,5 @@ def _sum_flattened(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.T
     for tensor in (maxima, sums):
         attach(s, tensor, out, group)
     s[zero].vectorize(zero.op.axis[-1])
-    line.schedule_exponentials(s, exponentials, along=not has_gaps(x))
-    attach(s, exponentials, unshifted, line.add_up(s, unshifted))
-    line.vectorize_fallback(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))
+    fallback = (maxima, lanes_of_maxima), (sums, lanes_of_sums)
+    line.apply(s, exponentials, unshifted, *fallback, along=not has_gaps(x), only_summed=True)
