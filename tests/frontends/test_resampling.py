@@ -255,3 +255,18 @@ def test_an_empty_batch_is_resized_to_an_empty_one(mode, antialias):
     assert resized((0, 2, 4, 3), 0, 2, 7, 8).shape == (0, 2, 7, 8)
     with pytest.raises(ArgumentError, match="resizing an empty tensor"):
         resized((0, 2, 4, 3), 1, 2, 7, 8)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_half_of_a_pixel_is_no_pixel(mode):
+    """The extents are rounded down, as onnxruntime does."""
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=mode)
+    inputs = [helper.make_tensor_value_info("x", 1, [1, 2, "h", "w"])]
+    scales = [numpy_helper.from_array(np.array([1, 1, 0.5, 0.25], np.float32), "scales")]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", 1, None)], scales)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    module, params = from_onnx(model)
+    executor = graph_executor.GraphModule(relay.build(module, params=params)["default"](device("cpu")))
+    for shape, expected in (((5, 8), (2, 2)), ((1, 8), (0, 2)), ((5, 3), (2, 0)), ((1, 1), (0, 0))):
+        y = executor.infer({"x": np.ones((1, 2, *shape), np.float32)})[0]
+        np.testing.assert_allclose(y, np.ones((1, 2, *expected)), rtol=1e-5)
