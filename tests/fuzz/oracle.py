@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from relayc.backend.runtime.errors import RelaycError
 from relayc.te.errors import CompileError
@@ -21,7 +22,10 @@ from tests.fuzz.names import reads
 from tests.fuzz.schemas import NARROW, as_dtype, kind_of
 from tests.reference_backend import ReferenceBackend
 
-__all__ = ["InvalidModel", "evaluate", "expected_outputs", "onnxruntime_outputs", "reference_outputs", "unit_noise"]
+__all__ = [
+    "InvalidModel", "evaluate", "expected_outputs", "onnx_outputs", "onnxruntime_outputs", "reference_outputs",
+    "unit_noise",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -136,6 +140,16 @@ def onnxruntime_outputs(model: ModelProto, inputs: Arrays) -> list[Any] | None:
         return session.run(None, dict(inputs))
     except Exception:  # noqa: BLE001 - its errors have no common class; another oracle is asked then
         return None
+
+
+def onnx_outputs(model: ModelProto, inputs: Arrays) -> list[Any] | None:
+    """Outputs by onnx's own reference implementation; None where that does not take the model or its inputs."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return list(ReferenceEvaluator(model).run(None, dict(inputs)))
+        except Exception:  # noqa: BLE001 - its errors have no common class
+            return None
 
 
 def reference_outputs(model: ModelProto, inputs: Arrays) -> list[Any]:

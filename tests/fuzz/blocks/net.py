@@ -116,6 +116,10 @@ class Net:
     inputs: dict[str, Input] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     """Outputs beside the last tensor, such as caches for the next run."""
+    dtypes: dict[str, str] = field(default_factory=dict)
+    """The types of results that are not float32, as numpy names them."""
+    opset: int = 20
+    """The opset of the graph: blocks raise it to what their operators need."""
     grown: bool = False
     """Whether a block has enlarged it: one may, as attention takes the square of the size."""
 
@@ -176,6 +180,12 @@ class Net:
         """An initializer."""
         name = f"c{len(self.initializers)}"
         self.initializers.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def narrow(self, values: Any, kind: int) -> str:
+        """An initializer of a type of fewer than 32 bits, which numpy may not have."""
+        name, array = f"c{len(self.initializers)}", np.asarray(values, np.float32)
+        self.initializers.append(helper.make_tensor(name, kind, array.shape, array.reshape(-1)))
         return name
 
     def ints(self, *values: int) -> str:
@@ -288,8 +298,9 @@ class Net:
             for name, x in self.inputs.items()
             if name in names
         ]
-        outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in values]
+        kinds = {n: helper.np_dtype_to_tensor_dtype(np.dtype(self.dtypes.get(n, "float32"))) for n in values}
+        outputs = [helper.make_tensor_value_info(n, kind, None) for n, kind in kinds.items()]
         weights = [tensor for tensor in self.initializers if tensor.name in names]
         graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
-        imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=10)
+        imports = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=10 if self.opset == 20 else 13)
