@@ -54,13 +54,16 @@ wheel: $(VENV)/.installed
 conformance: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) tests/conformance tests/frontends/test_node_suite.py --suite all
 
-# Many random graphs, in one process whose memory may not grow, and for processors that this one is not; many damaged
-# models, and extreme ones, each in a process of its own; many random schedules.
+# Many random graphs, in one process whose memory may not grow, and for processors that this one is not; networks, also
+# quantised; single operators for many processors; many damaged models, and extreme ones, each in a process of its own;
+# many random schedules.
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.long_run --graphs 2000
 	$(BIN)/python -m tests.fuzz.blocks.check --networks 400
 	$(BIN)/python -m tests.fuzz.blocks.check --networks 200 --start 400 --precisions ",float16,bfloat16" \
 		--targets "llvm -mcpu=x86-64-v2,llvm -mcpu=znver3,llvm -mcpu=alderlake,llvm -mcpu=sapphirerapids"
+	$(BIN)/python -m tests.fuzz.blocks.check --networks 200 --start 600 --quantise static,dynamic,nbits
+	$(BIN)/python -m tests.fuzz.kernels --cases 1000
 	$(BIN)/python -m tests.processor_emulation.random_graphs --graphs 600
 	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz/test_mutated_models.py --damaged-models 2000
 	$(BIN)/python -m tests.fuzz.isolated --models 2000

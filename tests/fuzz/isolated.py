@@ -62,19 +62,25 @@ class _Optimiser(RelayBackend):
         return lambda arrays: [None] * len(mod.attrs["output_names"])
 
 
-def outcomes(seeds: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Each seed with what becomes of its model: "runs", "rejected", or what is wrong."""
+def outcomes(
+    seeds: Sequence[int], attempted: Callable[[int], str] | None = None, patience: int = PATIENCE
+) -> Iterator[tuple[int, str]]:
+    """Each seed with what becomes of its model: what `attempted` says, or why the process died.
+
+    By default of extreme models: "runs", "rejected", or what is wrong. A model may take `patience` seconds of CPU.
+    """
+    attempted = attempted or _outcome
     while seeds:
         receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         child = os.fork()
         if child == 0:
-            _try_all(seeds[:_TOGETHER], sender)
+            _try_all(seeds[:_TOGETHER], sender, attempted, patience)
         sender.close()
         receiver.settimeout(_STUCK)
         for seed in seeds[:_TOGETHER]:
             seeds = seeds[1:]
             outcome = _received(receiver, child)
-            yield seed, outcome or _cause_of_death(child)
+            yield seed, outcome or _cause_of_death(child, patience)
             if not outcome:
                 break
         else:
@@ -91,19 +97,21 @@ def _received(receiver: socket.socket, child: int) -> str:
         return ""
 
 
-def _cause_of_death(child: int) -> str:
+def _cause_of_death(child: int, patience: int) -> str:
     number = os.WTERMSIG(os.waitpid(child, 0)[1])
-    causes = {signal.SIGPROF: f"took more than {PATIENCE} s", signal.SIGKILL: "stuck, or killed for its memory"}
+    causes = {signal.SIGPROF: f"took more than {patience} s", signal.SIGKILL: "stuck, or killed for its memory"}
     return causes.get(signal.Signals(number)) or f"died of {signal.Signals(number).name}"
 
 
-def _try_all(seeds: Sequence[int], sender: socket.socket) -> None:
+def _try_all(
+    seeds: Sequence[int], sender: socket.socket, attempted: Callable[[int], str], patience: int
+) -> None:
     """Try models in this process, which ends here."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for seed in seeds:
-        signal.setitimer(signal.ITIMER_PROF, PATIENCE)
-        sender.send(_outcome(seed).encode("utf-8", "replace")[:4000])
+        signal.setitimer(signal.ITIMER_PROF, patience)
+        sender.send(attempted(seed).encode("utf-8", "replace")[:4000])
     os._exit(0)
 
 
