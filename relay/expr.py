@@ -439,11 +439,13 @@ def numpy_dtype(of: str) -> np.dtype[Any]:
     return np.dtype(object) if of == "string" else np.dtype(getattr(ml_dtypes, dtype(of), of))
 
 
-def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
-    """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor.
+def var(name: str, shape: Sequence[Dim] | Type = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
+    """A fresh tensor variable (TVM: `relay.var`); a type in the place of `shape`, or as `ty`, may be of any kind.
 
-    Raises TypeInferenceError for a `shape` that is not a sequence of sizes.
+    Raises TypeInferenceError for a `shape` that is neither a type nor a sequence of sizes.
     """
+    if isinstance(shape, Type):
+        return Var(name, shape)
     if not isinstance(shape, Iterable) or isinstance(shape, str):
         raise TypeInferenceError(f"variable {name}: shape is {shape!r}; expected sizes, such as (1, 8) or (8,)")
     return Var(name, TensorType(shape, dtype) if ty is None else ty)

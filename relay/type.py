@@ -207,7 +207,8 @@ def _as_size(value: Any) -> Dim:
     """A dimension. Raises TypeInferenceError for anything but an integer or an integral expression of sizes."""
     size = as_dim(value)
     if not isinstance(size, int) and not size.dtype.is_integral:
-        raise TypeInferenceError(f"a size is {value!r}; expected an integer or an expression of integers")
+        named = f" (of a dynamic size: te.size_var({value!r}))" if isinstance(value, str) else ""
+        raise TypeInferenceError(f"a size is {value!r}; expected an integer or an expression of integers{named}")
     return size
 
 

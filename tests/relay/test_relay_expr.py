@@ -128,6 +128,13 @@ def test_let_if_and_tuples_check_their_parts():
         relay.Let(relay.var("v", (5,)), x, x)
 
 
+def test_a_variable_takes_a_type_where_tvm_does():
+    ty = relay.TensorType((2, 3), "int64")
+    assert relay.var("x", ty).ty is ty
+    pair = relay.TupleType((ty, ty))
+    assert relay.var("x", pair).ty is pair and relay.var("x", ty=pair).ty is pair
+
+
 def test_rebuilding_infers_again_only_when_a_type_changes():
     x, y = relay.var("x", (4,)), relay.var("y", (4,), "float64")
     call = relay.nn.relu(x)
@@ -156,6 +163,7 @@ def test_lists_are_accepted_for_tuples_of_expressions():
         (lambda x: relay.Function([x], x)(3), "a function: value 0 is a int"),
         (lambda x: relay.var("y", 3), r"variable y: shape is 3; expected sizes, such as \(1, 8\)"),
         (lambda x: relay.var("y", "3"), "variable y"),
+        (lambda x: relay.var("y", ("n", 3)), r"a size is 'n'; expected .* \(of a dynamic size: te\.size_var\('n'\)\)"),
     ],
 )
 def test_arguments_that_are_no_expressions_are_named(make, text):
