@@ -93,6 +93,16 @@ def test_empty_embedding_bags_are_zero():
     np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_constants_of_the_body_may_be_its_initializers():
+    """As onnxruntime saves models."""
+    saved = model()
+    body = saved.graph.node[-1].attribute[0].g
+    body.initializer.append(numpy_helper.from_array(np.array([0]), "zero_inside"))
+    for node in body.node:
+        node.input[:] = ["zero_inside" if name == "zero" else name for name in node.input]
+    assert "nn.embedding_bag" in str(from_onnx(saved)[0])
+
+
 def test_other_loops_stay_loops():
     changed = model()
     body = changed.graph.node[-1].attribute[0].g

@@ -15,8 +15,11 @@ RNG = np.random.default_rng(3)
 INT64 = TensorProto.INT64
 
 
-def model(shape, axis, *, spelled=True, behind=None):
-    """torch's loop: part i of x along `axis` is expanded to repeats[i]. `behind` takes the place of sizes behind it."""
+def model(shape, axis, *, spelled=True, behind=None, inside=()):
+    """torch's loop: part i of x along `axis` is expanded to repeats[i]. `behind` takes the place of sizes behind it.
+
+    The constants named in `inside` are initializers of the body, as onnxruntime saves them.
+    """
     sizes = [d if isinstance(d, int) else -1 for d in shape]
     result = [d if isinstance(d, int) else 0 for d in shape]
     result[axis] = -1
@@ -44,7 +47,8 @@ def model(shape, axis, *, spelled=True, behind=None):
     lists = [helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None) for name in ("list", "longer")]
     flags = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go", "on")]
     state = [helper.make_tensor_value_info("i", INT64, []), flags[0], lists[0]]
-    body = helper.make_graph(inner, "body", state, [flags[1], lists[1]])
+    held = {name: numpy_helper.from_array(value, name) for name, value in constants.items()}
+    body = helper.make_graph(inner, "body", state, [flags[1], lists[1]], [held[name] for name in inside])
     nodes = [
         helper.make_node("Shape", ["repeats"], ["length"]),
         helper.make_node("ConstantOfShape", ["length"], ["parts_of_one"], value=one),
@@ -58,8 +62,7 @@ def model(shape, axis, *, spelled=True, behind=None):
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
               helper.make_tensor_value_info("repeats", INT64, [shape[axis]])]  # fmt: skip
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))]
-    held = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, held)
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [t for name, t in held.items() if name not in inside])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -77,6 +80,13 @@ def test_parts_are_gathered(shape, axis, spelled):
         x = RNG.standard_normal([len(repeats) if k == axis else d if isinstance(d, int) else 3
                                  for k, d in enumerate(shape)], dtype=np.float32)  # fmt: skip
         np.testing.assert_array_equal(run(mod, x, np.array(repeats)), np.repeat(x, repeats, axis))
+
+
+def test_constants_of_the_body_may_be_its_initializers():
+    mod, _ = from_onnx(model(["n", 3], 0, inside=("added", "result", "before", "behind", "minus")))
+    assert "control.loop" not in str(mod)
+    x = RNG.standard_normal((3, 3), dtype=np.float32)
+    np.testing.assert_array_equal(run(mod, x, np.array([2, 0, 1])), np.repeat(x, [2, 0, 1], 0))
 
 
 def test_a_repeat_of_minus_one_is_expands_and_less_is_an_error():

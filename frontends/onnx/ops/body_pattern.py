@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.relay.expr import Expr
@@ -25,13 +25,14 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
 
 
 class BodyPattern:
-    """The body of a Loop without initializers: the producers of its values, and what they are made of."""
+    """The body of a Loop: the producers of its values, and what they are made of."""
 
     def __init__(self, node: OnnxNode, graph: GraphProto) -> None:
         self.node, self.graph = node, graph
         self.made: dict[str, NodeProto] = {name: n for n in graph.node for name in n.output}
         self.iteration, self.condition = (i.name for i in graph.input[:2])
         self._inputs = frozenset(i.name for i in graph.input)
+        self._held = {tensor.name: tensor for tensor in graph.initializer}
 
     def goes_on(self) -> bool:
         """Is the loop condition always true?"""
@@ -53,13 +54,15 @@ class BodyPattern:
 
     def is_outside(self, name: str) -> bool:
         """Is it a captured value?"""
-        return name not in self.made and name not in self._inputs
+        return name not in self.made and name not in self._inputs and name not in self._held
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """The value of a name, if it is a constant of the body or of the graph around it."""
-        maker = self.by("Constant", name)
+        maker, held = self.by("Constant", name), self._held.get(name)
         if maker is not None:
-            return next((numpy_helper.to_array(a.t) for a in maker.attribute if a.name == "value"), None)
+            held = attribute(maker, "value", None)
+        if held is not None:
+            return None if held.data_location == TensorProto.EXTERNAL else numpy_helper.to_array(held)
         return self.node.value_or_none(values_outside(self.node, [name])[0]) if self.is_outside(name) else None
 
     def ints(self, node: NodeProto, index: int) -> list[int] | None:

@@ -23,7 +23,7 @@ def embedding_bag_loop(node: OnnxNode) -> Expr | None:
     ReduceSum, ReduceMean or ReduceMax.
     """
     graph = node.attr_graph("body")
-    if len(node) > 2 or len(graph.output) != 2 or len(graph.input) != 2 or graph.initializer:
+    if len(node) > 2 or len(graph.output) != 2 or len(graph.input) != 2:
         return None
     found = _Body(node, graph).bag()
     if found is None:

@@ -30,7 +30,7 @@ def repeated_parts_loop(node: OnnxNode) -> Expr | None:
     It is the whole result, cut: concatenating it again costs nothing.
     """
     graph = node.attr_graph("body")
-    if len(node) != 3 or len(graph.input) != 3 or len(graph.output) != 2 or graph.initializer:
+    if len(node) != 3 or len(graph.input) != 3 or len(graph.output) != 2:
         return None
     if appended_sequences(graph, [node[2]]) != [0]:
         return None
