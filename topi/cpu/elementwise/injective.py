@@ -212,18 +212,12 @@ def _elements(outs: list[te.Tensor], target: Target, *, tiled: bool = True) -> t
     inline_injective(s, outs, keep=[] if line is None else [line.op])
     outputs = [OutputFacts(outs, out, line, target, tiled) for out in {id(o.op): o for o in outs}.values()]
     scheduled = [facts for facts in outputs if s[facts.out].op.axis]
-    for facts in scheduled:
-        _schedule_output(s, facts)
+    for facts in scheduled:  # the loops of an output are chosen, and those that are parallel
+        loops = first_of("elementwise", [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES])
+        _, *inside = parallel_outer(s, facts.out, loops.outside, facts.work, facts.target, divides=loops.may_divide)
+        if loops.unrolled and inside:
+            s[facts.out].unroll(inside[-1])
     return s, any(facts.has_dynamic_tiles for facts in scheduled)
-
-
-def _schedule_output(s: te.Schedule, facts: OutputFacts) -> None:
-    """Choose the loops of an output, and those that are parallel."""
-    out, candidates = facts.out, [(name, partial(candidate, s, facts)) for name, candidate in _CANDIDATES]
-    loops = first_of("elementwise", candidates)
-    _, *inside = parallel_outer(s, out, loops.outside, facts.work, facts.target, divides=loops.may_divide)
-    if loops.unrolled and inside:
-        s[out].unroll(inside[-1])
 
 
 def _apply(s: te.Schedule, subject: str, plan: Plan[list[te.IterVar]] | Refused) -> OutputLoops | Refused:

@@ -111,9 +111,8 @@ class PackedRows:
         ahead = self._ahead(order)
         if ahead is not None:
             later = self.read.later(*ahead)
-            in_piece = self._in_piece(order, ahead[0], later)
-            places = [_of_part(later, part) for part in range(parts)] if parts > 1 else [in_piece]
-            for place in places:
+            places: list[Place] = [lambda *i, part=part: later(*i[:-1], const(part)) for part in range(parts)]
+            for place in places if parts > 1 else [self._in_piece(order, ahead[0], later)]:
                 s[rows].prefetch(self.read.tensor, vectors, te.Prefetch(0, self.level, place))
         return loops
 
@@ -179,10 +178,6 @@ def _chunk(
             if count <= shape[number]:
                 return number, count
     return None
-
-
-def _of_part(later: Place, part: int) -> Place:
-    return lambda *first: later(*first[:-1], const(part))
 
 
 def _span(read: Read, shape: Sequence[int], number: int, steps: int) -> int | None:
