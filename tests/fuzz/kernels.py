@@ -146,8 +146,8 @@ def transposed_convolution(k: Kernel) -> str:
 @_kind
 def product(k: Kernel) -> str:
     depth, width = (k.choice((1, 3, 8, 16, 17, 64, 100, 130, 256, 500, 768)) for _ in "kn")
-    weight = k.weight(width, depth) if k.chance(0.3) else k.weight(depth, width, depth=depth)
-    transposed = k.initializers[-1].dims[0] == width and (width != depth or False)
+    transposed = k.chance(0.3)
+    weight = k.weight(width, depth) if transposed else k.weight(depth, width, depth=depth)
     if k.chance(0.4):
         x = k.before(k.input(k.rows(), depth))
         return k.after(k.op("Gemm", x, weight, k.bias(width), transB=int(transposed)))
@@ -190,15 +190,11 @@ def pooling(k: Kernel) -> str:
     sizes, window, least = _windows(k, rank, (2, 3, 3, 5, 7))
     window["pads"] = [min(p, n - 1) for p, n in zip(window["pads"], sizes * 2, strict=True)]
     x = k.before(_image(k, channels, [n + 3 * d for n, d in zip(least, window["dilations"], strict=True)]))
-    kind = k.choice(("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"))
+    kind = k.choice(("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"))
     if kind.startswith("Global"):
         return k.after(k.op(kind, x))
     how = {"count_include_pad": k.choice((0, 1))} if kind == "AveragePool" else {}
-    if kind == "LpPool":
-        window["pads"] = [0] * (2 * rank)
-        x = _image(k, channels, [n * 3 for n in sizes])
-    return k.after(k.op(kind, x, kernel_shape=sizes, ceil_mode=k.choice((0, 0, 1)) if kind != "LpPool" else 0,
-                        **window, **how))  # fmt: skip
+    return k.after(k.op(kind, x, kernel_shape=sizes, ceil_mode=k.choice((0, 0, 1)), **window, **how))
 
 
 @_kind
