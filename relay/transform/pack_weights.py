@@ -70,7 +70,7 @@ from relayc.topi.cpu.tiling import (
     spare_registers,
     vector_lanes,
 )
-from relayc.topi.groups import likely_rows
+from relayc.topi.groups import constant_size, likely_rows
 from relayc.topi.nn.conv import copies_windows
 
 __all__ = ["PackWeights"]
@@ -403,12 +403,13 @@ class _Packer:
         self, call: Call, op: Conv1D | Conv2D | Conv3D, channels: int, kernel: Sequence[int], inputs: int
     ) -> bool:
         """Should panels consist of adjacent outputs, across groups?"""
-        sizes = [d for d in call.shape[1:-1] if isinstance(d, int)]
-        if op.groups == 1 or len(sizes) < op.rank:
+        if op.groups == 1:
             return False
+        *lines, columns = call.shape[1:-1]
         windows = GroupedWindows(
-            math.prod(sizes[:-1]), sizes[-1], math.prod(kernel[:-1]), kernel[-1], op.strides[-1], op.dilation[-1],
-            op.groups, inputs, channels // op.groups, any(op.padding),
+            constant_size(lines), constant_size([columns]), math.prod(kernel[:-1]), kernel[-1], op.strides[-1],
+            op.dilation[-1], op.groups, inputs, channels // op.groups, any(op.padding),
+            any_width=not isinstance(columns, int),
         )  # fmt: skip
         return vectorizes_across_groups(at_precision_of(self.target, call.dtype), windows)
 

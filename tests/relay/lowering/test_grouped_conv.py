@@ -8,11 +8,12 @@ import pytest
 from relayc import relay
 from relayc.backend.runtime import device, graph_executor
 from relayc.backend.target import Target
-from relayc.relay import Call, Function, IRModule, const, op, var
+from relayc.relay import Call, Function, IRModule, Var, const, op, var
 from relayc.relay.op import nn
 from relayc.relay.op.base import make_call
 from relayc.relay.transform.pack_weights import PackWeights
 from relayc.te.ir import PassContext, post_order
+from relayc.te.tir import SizeVar
 from relayc.topi.cpu.convolution.group_plan import GroupedWindows, GroupTile, plan_group_tile
 
 
@@ -203,3 +204,57 @@ def test_channels_last_without_packed_weights(rank: int, layout: str, groups: in
     runner.set_input("x", data)
     runner.run()
     np.testing.assert_allclose(runner.get_output(0).numpy(), y.op.reference(data, weight), rtol=1e-4, atol=1e-4)
+
+
+def dynamic_input(channels: int, *fixed: tuple[int, int], rank: int = 2) -> Var:
+    """A variable of `channels` last whose batch and sides are dynamic but those `fixed` (axis, size)."""
+    sizes = [SizeVar(f"d{n}") for n in range(rank + 1)]
+    shape = [dict(fixed).get(n, size) for n, size in enumerate(sizes)]
+    return var("x", (*shape, channels))
+
+
+@pytest.mark.parametrize("target", HOST)
+@pytest.mark.parametrize(("rank", "groups", "inputs", "outputs", "stride"), [
+    (2, 8, 4, 4, 1), (2, 4, 8, 8, 2), (2, 3, 16, 16, 1), (2, 2, 24, 24, 1), (2, 5, 6, 3, 2), (1, 8, 4, 4, 1),
+    (3, 4, 8, 8, 1),
+])  # fmt: skip
+def test_groups_of_dynamic_images(rank: int, groups: int, inputs: int, outputs: int, stride: int, target: str):
+    """Of lines narrower than a tile, as wide, and wider."""
+    random = np.random.default_rng(groups)
+    x = dynamic_input(groups * inputs, rank=rank)
+    weight = random.standard_normal((groups * outputs, inputs, *[3] * rank)).astype("float32")
+    y = make_call(f"nn.conv{rank}d", (x, const(weight)), padding=(1,) * (2 * rank), strides=(stride,) * rank,
+                  groups=groups, data_layout=f"N{'DHW'[-rank:]}C")  # fmt: skip
+    with PassContext(config={"relay.winograd": "off"}):
+        compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), target)
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=2)
+    for batch, *sides in ((1, 5, 2, 1), (2, 3, 4, 7), (1, 2, 3, 16), (1, 1, 1, 33)):
+        data = random.standard_normal((batch, *sides[-rank:], groups * inputs)).astype("float32")
+        expected = np.maximum(y.op.reference(data, weight), 0)  # type: ignore[union-attr]
+        np.testing.assert_allclose(runner(data)[0].numpy(), expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(("width", "fixed", "across"), [
+    (4, (), True), (16, (), True), (24, (), False), (24, ((2, 28),), True),
+])  # fmt: skip
+def test_lines_of_dynamic_length_share_vectors_of_whole_groups_or_of_one(
+    width: int, fixed: tuple[tuple[int, int], ...], across: bool
+):
+    x, weight = dynamic_input(4 * width, *fixed), np.ones((4 * width, width, 3, 3), np.float32)
+    y = nn.conv2d(x, const(weight), padding=1, groups=4, data_layout="NHWC")
+    with PassContext(config={"relay.winograd": "off"}):
+        module = PackWeights(Target(AVX512))(IRModule({"main": Function((x,), y)}))
+        packed = [e.op for e in post_order(module["main"].body) if isinstance(e, Call)]
+        assert any(getattr(o, "across_groups", False) for o in packed) == across
+        text = relay.build(IRModule({"main": Function((x,), y)}), AVX512).module.get_source("raw-ll")
+    assert "gather" not in text
+
+
+@pytest.mark.parametrize(("rank", "inputs", "outputs"), [(2, 48, 192), (1, 256, 256)])
+def test_no_panels_are_prefetched_beside_the_addresses_of_dynamic_pixels(rank: int, inputs: int, outputs: int):
+    """Both together exceed the general registers: the tile took up to three times as long."""
+    x, weight = dynamic_input(inputs, rank=rank), np.ones((outputs, inputs, *[3] * rank), np.float32)
+    y = make_call(f"nn.conv{rank}d", (x, const(weight)), padding=(1,) * (2 * rank), strides=(2,) * rank,
+                  data_layout=f"N{'DHW'[-rank:]}C")  # fmt: skip
+    text = relay.build(IRModule({"main": Function((x,), y)}), f"{AVX512} -num-cores=1").module.get_source("raw-ll")
+    assert "llvm.prefetch" not in text

@@ -6,12 +6,13 @@ made once per kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relayc import te
 from relayc.te.ir.decisions import note
 from relayc.topi.cpu.common import local_accumulator, operands, parallel_outer
-from relayc.topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
+from relayc.topi.cpu.convolution.group_plan import GroupedWindows, GroupTile, plan_group_tile
 from relayc.topi.cpu.convolution.windows import feeding_pads, schedule_pad
 from relayc.topi.cpu.elements import functions_behind
 from relayc.topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, at_precision_of, vector_lanes
@@ -34,6 +35,7 @@ def _windows(anchor: te.Operation) -> GroupedWindows:
     return GroupedWindows(
         constant_size(lines), constant_size([columns]), constant_size(taps), line_taps, attrs["strides"][-1],
         attrs["dilation"][-1], attrs["groups"], inputs, attrs["outputs"], attrs["has_border"],
+        any_width=not isinstance(columns, int),
     )  # fmt: skip
 
 
@@ -43,11 +45,21 @@ def schedule_conv_across_groups(outs: list[te.Tensor], anchor: te.Operation, tar
 
     Weights that stay in the L2 cache are streamed for each line, others are read once.
     """
-    s = te.create_schedule([out.op for out in outs])
-    target = at_precision_of(target, anchor.output(0).dtype)
-    out, lanes, windows = outs[0], vector_lanes(target), _windows(anchor)
+    target, windows = at_precision_of(target, anchor.output(0).dtype), _windows(anchor)
     tile = plan_group_tile(target, windows)
     note("tiles", "vectors across groups", tile)
+    s = _tiled(outs, anchor, target, windows, tile)
+    if windows.any_width:
+        s.specialize_small(_tiled(outs, anchor, target, windows, replace(tile, columns=1)))
+    return s
+
+
+def _tiled(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, windows: GroupedWindows, tile: GroupTile
+) -> te.Schedule:
+    """The schedule in tiles of `tile`, for lines of as many columns at least."""
+    s = te.create_schedule([out.op for out in outs])
+    out, lanes = outs[0], vector_lanes(target)
     pads = feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:

@@ -36,7 +36,12 @@ _LOOP_CYCLES, _ENTERING_CYCLES = 0.25, 60
 """Cycles of a step's loop, and of clearing and storing a tile."""
 _SHIFTED = 1.1
 """Cost factor of a last tile that is shifted to end with the line, at a dynamic position: measured up to 1.9."""
-_NOTABLY = 0.9
+_COLUMNS_OF_ANY_WIDTH = 7
+"""Most columns of a tile where the width is known at run time only: maps of 7, 14, 28 and 56 columns have whole tiles.
+"""
+_ON_ANY_LINES = 1.35
+"""Cost factor of separate products then: a tile holds an address for each of its pixels. Measured 1.25 to 1.8."""
+_NOTABLY = 0.95
 """Groups are crossed below this part of the cycles of separate products for each group."""
 
 
@@ -58,6 +63,8 @@ class GroupedWindows:
     outputs: int
     has_border: bool
     """the data is copied, into lines of whole vectors"""
+    any_width: bool = False
+    """the number of columns is known at run time only, and `columns` a guess"""
 
     @property
     def shares_taps(self) -> bool:
@@ -109,8 +116,11 @@ def _has_masks(target: Target, windows: GroupedWindows) -> bool:
     """Whether two broadcasts are merged at no cost, with registers enough for steps of several taps.
 
     AVX2's 16 registers hold tiles of ten pixels, which came to 60 to 80 % of the peak: no more than separate groups.
+    Of lines of dynamic length only one group is broadcast: that both of two lie inside the data can't be proved, and
+    would be tested for each.
     """
-    return "avx512f" in target.features and windows.groups_of_a_vector(vector_lanes(target)) <= 2
+    most = 1 if windows.any_width else 2
+    return "avx512f" in target.features and windows.groups_of_a_vector(vector_lanes(target)) <= most
 
 
 def _has_permutations(target: Target, windows: GroupedWindows) -> bool:
@@ -127,7 +137,8 @@ def _tiles(target: Target, windows: GroupedWindows) -> Iterator[GroupTile]:
     panels = -(-windows.groups * windows.outputs // vector_lanes(target))
     for vectors in (1, 2) if panels % 2 == 0 else (1,):
         spare = target.vector_registers - vectors * weights - 2
-        for columns in range(1, min(spare // vectors, windows.columns) + 1):
+        most = min(windows.columns, _COLUMNS_OF_ANY_WIDTH if windows.any_width else windows.columns)
+        for columns in range(1, min(spare // vectors, most) + 1):
             yield GroupTile(columns, vectors)
     if weights + 2 >= target.vector_registers:
         yield GroupTile(1, 1)
@@ -148,7 +159,7 @@ def _cycles(target: Target, windows: GroupedWindows, tile: GroupTile) -> float:
     steps = windows.taps * windows.line_taps // of_a_step * windows.inputs
     panels = -(-windows.groups * windows.outputs // lanes)
     tiles = windows.lines * math.ceil(windows.columns / tile.columns) * math.ceil(panels / tile.vectors)
-    shifted = _SHIFTED if windows.columns % tile.columns else 1.0
+    shifted = _SHIFTED if windows.any_width or windows.columns % tile.columns else 1.0
     return shifted * tiles * (steps * step + _ENTERING_CYCLES)
 
 
@@ -159,4 +170,5 @@ def _cycles_apart(target: Target, windows: GroupedWindows) -> float:
     columns = group_columns(target, rows, windows.outputs, steps)
     tile: RegisterTile = best_tile(target, rows, columns, steps, vectors=-(-columns // lanes))
     tiles = math.ceil(rows / tile.rows) * math.ceil(windows.outputs / columns) * windows.groups
-    return tiles * (steps * tile.cycles_per_step() + _ENTERING_CYCLES)
+    cycles = tiles * (steps * tile.cycles_per_step() + _ENTERING_CYCLES)
+    return cycles * (_ON_ANY_LINES if windows.any_width else 1.0)
