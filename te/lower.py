@@ -34,6 +34,7 @@ from relayc.te.tir.passes.overlap_iterations import OverlapIterations
 from relayc.te.tir.passes.remove_no_op import RemoveNoOp
 from relayc.te.tir.passes.rewrite_unsafe_select import RewriteUnsafeSelect
 from relayc.te.tir.passes.simplify import Simplify
+from relayc.te.tir.passes.skip_padding import SkipPadding
 from relayc.te.tir.passes.storage_rewrite import StorageRewrite
 from relayc.te.tir.passes.unroll import Unroll
 from relayc.te.tir.passes.vectorize import Vectorize
@@ -203,6 +204,7 @@ def lowering_passes() -> tuple[Pass, ...]:
         InjectSoftwarePipeline(),
         FuseLoops(),
         OverlapIterations(),
+        SkipPadding(),
         LoopPartition(),
         HoistIfThenElse(),
         Vectorize(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -161,3 +163,25 @@ def test_maps_narrower_than_a_tile_have_one_copy_of_the_code():
     text = str(te.lower(schedule_for([out], TARGET), [x, weights, out]))
     wide, _, narrow = text.rpartition("\n    else:")
     assert narrow.count('scope="local"') == 1 < wide.count('scope="local"')
+
+
+@pytest.mark.parametrize("target", [TARGET, Target("llvm -mattr=-avx512f")], ids=["native", "no AVX-512"])
+@pytest.mark.parametrize(("kernel", "strides", "padding"), [
+    ((3, 3), (1, 1), (1, 1, 1, 1)), ((5, 5), (1, 1), (2, 2, 2, 2)), ((7, 7), (1, 1), (3, 3, 3, 3)),
+    ((3, 5), (2, 2), (0, 2, 1, 1)), ((3, 3), (1, 2), (0, 0, 0, 0)), ((9, 1), (1, 1), (8, 0, 0, 0)),
+])  # fmt: skip
+def test_depthwise_of_images_of_any_size(kernel, strides, padding, target):
+    """Of fewer columns than a tile, as many, and more; lines of padding are skipped, in two copies of the code."""
+    sizes = [te.size_var(name) for name in "nhw"]
+    x, w = te.placeholder((*sizes, 24), "float32", "x"), te.placeholder((*kernel, 1, 24), "float32", "w")
+    out = topi.nn.conv(x, w, strides, padding, (1, 1), 24, "NHWC", "HWIO")
+    module = te.lower(schedule_for([out], target), [x, w, out])
+    assert not re.search(r"if_then_else\([^,]* and ", str(module))  # tests of columns only
+    built = backend.build(module, target=target)
+    weight = RNG.standard_normal((*kernel, 1, 24)).astype("float32")
+    for batch, height, width in ((1, 9, 3), (2, 5, 7), (1, 7, 8), (1, 4, 9), (2, 10, 14), (1, 11, 31)):
+        data = RNG.standard_normal((batch, height, width, 24)).astype("float32")
+        wanted = expected(data, weight.reshape(*kernel, 24, 1), strides, padding, (1, 1))
+        result = backend.nd.empty(wanted.shape, "float32")
+        built(backend.nd.array(data), backend.nd.array(weight), result)
+        np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-4, atol=1e-5)

@@ -29,6 +29,7 @@ from relayc.te.tir.expr import (
 from relayc.te.tir.function import PrimFunc
 from relayc.te.tir.passes.base import FunctionPass
 from relayc.te.tir.passes.simplify import simplify_stmt
+from relayc.te.tir.passes.skip_padding import SKIPS_PADDING
 from relayc.te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, SeqStmt, Stmt, While
 from relayc.te.tir.substitute import fresh_copy, substitute
 
@@ -205,7 +206,8 @@ class _Partitioner(Mutator):
             body = IfThenElse(before_last, node.body, last)
             node = node.replace(body=body, annotations={k: v for k, v in node.annotations.items() if k != _LAST_APART})
         if node.annotations.get(_VERSIONS):
-            body = self._versioned(None, node.body, hinted=True)
+            var = node.loop_var if node.annotations.get(SKIPS_PADDING) else None
+            body = self._versioned(var, node.body, hinted=True)
             return node if body is node.body else node.replace(body=body)
         if node.kind is ForKind.PARALLEL:
             body = self._versioned(node.loop_var, node.body, hinted)
@@ -420,7 +422,8 @@ class LoopPartition(FunctionPass):
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
     loops and block axes stay one loop with a fast and a general body; in the general one, loops of symbolic extent are
     not cut for the masks of padding, whose tests join others there. Iterations of a loop with "pragma_loop_versions"
-    have a fast body without any guards and a general one. "pragma_last_apart" cuts off the last iteration as if it had
+    have a fast body without any guards, or without those that depend on its variable where padding is skipped
+    (`SkipPadding`), and a general one. "pragma_last_apart" cuts off the last iteration as if it had
     a guard: for one that is shifted inwards or shorter, for example. Extents may be symbolic. At most `max_copies`
     copies of code are made. (TVM: `LoopPartition`.)
     """

@@ -79,7 +79,7 @@ longer. The error function is for tiles of four, with five to eight it takes a q
 _UNROLLED = 16
 """Most taps that are unrolled: all of 5 x 5 would be a tenth faster, and take over twice as long to compile."""
 
-_COLUMNS_OF_ANY_WIDTH = 6
-"""Most columns of a tile where the width is known at run time only. Of wider tiles more pixels fall to the copies of
-the code for borders and remainders: on maps of 20 to 320 columns 16 take 1.1 to 1.5 times as long, and twice as long to
-compile."""
+_COLUMNS_OF_ANY_WIDTH = 7
+"""Most columns of a tile where the width is known at run time only: maps of 7, 14, 28 and 56 have whole tiles. Six
+leave the multiply-adds waiting for each other: 1.2 times as long. With eight a map of seven has a tile for each pixel.
+"""

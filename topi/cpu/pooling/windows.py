@@ -1,6 +1,7 @@
 """Windows over NHWC images on CPUs: vectors of channels, in tiles of adjacent output columns.
 
-Padding is never materialised: the lines and columns that touch it run a copy of the code with bounds checks.
+Padding is never materialised: the lines and columns that touch it run a copy of the code with bounds checks. In images
+of dynamic size a branch skips the lines of windows that are padding, so that only columns are checked.
 """
 
 from __future__ import annotations
@@ -68,9 +69,8 @@ def tile_windows(
     likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
     note("tiles", "windows", columns=columns, rows=rows, channels=lanes, width=width, taps=taps)
-    reach = iterations([window[-1]]) // 2  # padding in front of the first window, at most, usually
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
-    x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
+    x_outer, x_inner = s[out].split(x, factor=columns, tail=tail)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
     count, inner = -(-iterations(line_axes) // rows), [x_inner, channel_inner]
     row = line_axes[-1]
@@ -95,6 +95,8 @@ def tile_windows(
             s[out].pragma(lines, "loop_partition_hint")
         if iterations([row]) % rows:
             s[out].pragma(lines, "last_apart")
+    if is_open and rows == 1:  # rows of a tile differ in the lines that are padding
+        s[out].pragma(x_outer, "skip_padding")
     if not few_have_borders:
         s[out].unroll(x_outer)
     elif not narrow:
