@@ -13,7 +13,8 @@ from relayc.frontends.onnx.ops.linear import general_product, matmul, scaled
 from relayc.frontends.onnx.ops.quantization import along, centred, dynamically_quantized
 from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
-from relayc.relay.expr import Constant, Expr
+from relayc.relay.expr import Call, Constant, Expr
+from relayc.relay.op.transform import Reshape
 from relayc.relay.stored import fetched
 from relayc.relay.type import dims_match
 
@@ -217,7 +218,9 @@ class _Blocks:
 
 
 def constant_of(x: Expr | None) -> np.ndarray[Any, Any] | None:
-    """The value of a constant; None for other expressions."""
+    """The value of a constant, also under another shape; None for other expressions."""
+    if isinstance(x, Call) and isinstance(x.op, Reshape) and isinstance(x.args[0], Constant):
+        return fetched(x.args[0]).reshape(x.tensor_type.static_shape)
     return fetched(x) if isinstance(x, Constant) else None
 
 
