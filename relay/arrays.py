@@ -21,6 +21,8 @@ Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 """Alignment of arrays in bytes."""
 _HUGE_PAGE = 2 << 20
+_MOST_WASTE = 8
+"""The part (1 / n) of an allocation that filling its last huge page may add, which takes memory once it is touched."""
 _BLOCK = 64 << 20
 _PIECE = 1 << 20
 
@@ -52,11 +54,11 @@ class Arena:
 
 
 def _block(size: int) -> Array:
-    """An allocation of at least `size` bytes, in whole huge pages if it is large.
+    """An allocation of at least `size` bytes, in whole huge pages if that is little more.
 
     Pages that are never touched take no memory.
     """
-    alignment = _HUGE_PAGE if size >= _HUGE_PAGE else ALIGNMENT
+    alignment = _HUGE_PAGE if -size % _HUGE_PAGE <= size // _MOST_WASTE else ALIGNMENT
     size = -(-size // alignment) * alignment
     memory = np.empty(size + alignment, np.uint8)
     skip = -memory.ctypes.data % alignment

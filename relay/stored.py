@@ -66,6 +66,11 @@ class StoredConstant(Constant):
         return self._data is not None
 
     @property
+    def is_in_order(self) -> bool:
+        """Are the values stored in the order of the dimensions?"""
+        return self._axes == tuple(range(len(self._axes)))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the values."""
         shape, dtype = self._form
@@ -175,6 +180,15 @@ class StoredConstant(Constant):
         shape, axes = (constant.data.shape, None) if stored is None else (stored._form[0], stored._axes)
         return StoredConstant(shape, dtype, _Widened(place_of(constant), constant), axes, span=constant.span)
 
+    @staticmethod
+    def packed(
+        source: StoredConstant, shape: Sequence[int], dtype: np.dtype[Any], group: int, pack: Callable[[Array], Array]
+    ) -> StoredConstant:
+        """The constant whose rows ``pack(rows of source)`` computes, each of `group` consecutive ones or of what is
+        left; the source is stored as it is read, in rows along the first dimension."""
+        assert source.is_in_order, "the source is stored in another order"
+        return StoredConstant(shape, dtype, _Packed((source.place, group, pack), source), span=source.span)
+
     def replace(self, **changes: Any) -> Constant:
         """A plain constant with some fields changed."""
         return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
@@ -198,6 +212,24 @@ class _Widened:
             begin = start // max(math.prod(array.shape[1:]), 1)
             values = self.source.data[begin : begin + len(array)]
         array[...] = values
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Fills an array with packed groups of rows of a stored constant. Equal for equal places, groups and functions."""
+
+    key: tuple[Hashable, int, Callable[[Array], Array]]
+    source: StoredConstant = field(compare=False)
+
+    def __call__(self, array: Array, start: int) -> None:
+        _, group, pack = self.key
+        begin = start // max(math.prod(array.shape[1:]), 1) * group
+        end = min(begin + len(array) * group, self.source.rows)
+        if begin < end:
+            shape, dtype = self.source._form
+            rows = np.empty((end - begin, *shape[1:]), dtype)
+            self.source._fill(rows, begin * math.prod(shape[1:]))
+            array[...] = pack(rows)
 
 
 def fetched(constant: Constant) -> Array:

@@ -9,7 +9,7 @@ everything else in the arena.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from relayc.relay.lowering.workspace import Workspace
 from relayc.relay.op.control import ControlFlow
 from relayc.relay.op.host import HostOperator
 from relayc.relay.sizes import evaluate, product
+from relayc.relay.stored import StoredConstant, fetched
 from relayc.relay.type import TensorType, TupleType, Type
 from relayc.te.errors import CompileError
 from relayc.te.ir import Span
@@ -313,15 +314,26 @@ class Params:
     def __init__(self) -> None:
         self.values: dict[str, np.ndarray[Any, Any]] = {}
         self._equal = EqualConstants()
+        self._stored: dict[Hashable, Constant] = {}
+        """the values of constants that stayed in a file until now, by their places"""
         self._names: dict[int, str] = {}
         """by the id of the first constant of the values"""
 
     def name(self, constant: Constant) -> str:
         """The name of the parameter with these values."""
-        first = self._equal.first(Constant(constant.data))
+        first = self._first(constant)
         name = self._names.setdefault(id(first), f"p{len(self.values)}")
         self.values.setdefault(name, first.data)
         return name
+
+    def _first(self, constant: Constant) -> Constant:
+        """The first constant with these values, which are in memory."""
+        if not isinstance(constant, StoredConstant):
+            return self._equal.first(constant)
+        place = constant.ty, constant.place
+        if place not in self._stored:
+            self._stored[place] = self._equal.first(Constant(fetched(constant)))
+        return self._stored[place]
 
 
 class _Bodies:

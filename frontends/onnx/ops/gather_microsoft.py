@@ -8,7 +8,7 @@ import numpy as np
 
 from relayc.frontends.onnx.node import OnnxNode
 from relayc.frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to
-from relayc.frontends.onnx.ops.linear_microsoft import constant_of, unpacked, unpacked_zeros
+from relayc.frontends.onnx.ops.linear_microsoft import constant_of, rows_of, unpacked, unpacked_zeros
 from relayc.frontends.onnx.registry import converter
 from relayc.relay import op
 from relayc.relay.expr import Constant, Expr
@@ -64,17 +64,17 @@ def _packed_rows(node: OnnxNode, bits: int, size: int) -> Expr | None:
 
     Those of more dimensions are rows of their blocks, one after the other.
     """
-    table, scales, zeros = [constant_of(node.get(index)) for index in (0, 2, 3)]
+    *lead, nbytes = node.shape(0)
+    table = rows_of(node[0], lead[0]) if isinstance(lead[0], int) else None
+    scales, zeros = [constant_of(node.get(index)) for index in (2, 3)]
     if table is None or scales is None or (zeros is None and node.get(3) is not None) or size % 8:
         return None
-    *lead, nbytes = table.shape
     *others, blocks = scales.shape
     if nbytes * 8 != blocks * size * bits or others != lead:
         return None
     rows, lines = lead[0], math.prod(lead[1:])
     points = None if zeros is None else unpacked_zeros(zeros, (rows * lines, blocks), bits).reshape(rows, -1)
-    codes, of_blocks = table.reshape(rows, -1), scales.reshape(rows, -1)
-    result = op.nn.take_bits(codes, of_blocks, points, bits, node[1], str(scales.dtype), mode="numpy")
+    result = op.nn.take_bits(table, scales.reshape(rows, -1), points, bits, node[1], str(scales.dtype), mode="numpy")
     return reshape_to(result, (*node[1].shape, *lead[1:], blocks * size))
 
 

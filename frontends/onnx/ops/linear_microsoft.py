@@ -15,7 +15,7 @@ from relayc.frontends.onnx.registry import convert_with, converter
 from relayc.relay import op
 from relayc.relay.expr import Call, Constant, Expr
 from relayc.relay.op.transform import Reshape
-from relayc.relay.stored import fetched
+from relayc.relay.stored import StoredConstant, fetched
 from relayc.relay.type import dims_match
 
 __all__ = ["constant_of", "in_4_bits", "unpacked", "unpacked_zeros"]
@@ -204,13 +204,15 @@ class _Blocks:
         """
         node, shape = self.node, (self.columns, self.blocks)
         to_int8 = node.attr_int("accuracy_level", 0) == 4
-        codes, scales, zeros = [constant_of(node.get(index)) for index in (1, 2, 3)]
+        scales, zeros = [constant_of(node.get(index)) for index in (2, 3)]
+        codes = rows_of(node.get(1), self.columns, whole=self.bits != 2)
         if codes is None or scales is None or (zeros is None and node.get(3) is not None):
             return None
         if zeros is not None:
             zeros = unpacked_zeros(zeros, shape, self.bits) if zeros.dtype == np.uint8 else zeros.reshape(shape)
-        codes, scales, bits = codes.reshape(self.columns, -1), scales.reshape(shape), self.bits
+        scales, bits = scales.reshape(shape), self.bits
         if bits == 2:
+            assert isinstance(codes, np.ndarray)
             zeros = np.full(shape, 2, np.uint8) if zeros is None else zeros
             codes, bits = in_4_bits(codes), 4
         data = reshape_to(node[0], (*node.type(0).shape[:-1], self.depth))
@@ -222,6 +224,18 @@ def constant_of(x: Expr | None) -> np.ndarray[Any, Any] | None:
     if isinstance(x, Call) and isinstance(x.op, Reshape) and isinstance(x.args[0], Constant):
         return fetched(x.args[0]).reshape(x.tensor_type.static_shape)
     return fetched(x) if isinstance(x, Constant) else None
+
+
+def rows_of(
+    x: Expr | None, rows: int, *, whole: bool = True
+) -> np.ndarray[Any, Any] | StoredConstant | None:
+    """A constant, also under another shape, as so many rows: those that are stored in a file and are wanted `whole`
+    stay there; None for other expressions."""
+    source = x.args[0] if isinstance(x, Call) and isinstance(x.op, Reshape) else x
+    if whole and isinstance(source, StoredConstant) and source.is_in_order and source.rows == rows:
+        return source
+    value = constant_of(x)
+    return None if value is None else value.reshape(rows, -1)
 
 
 def in_4_bits(packed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -13,6 +13,7 @@ from relayc.relay.op.base import MixedPrecision, Multiplications, OpDef, OpPatte
 from relayc.relay.op.common import Array, require, require_float
 from relayc.relay.op.indexing import TAKE_MODES, positions_inside
 from relayc.relay.op.nn.pad import pad_last
+from relayc.relay.stored import StoredConstant
 from relayc.relay.type import TensorType, TupleType, Type, dims_match
 from relayc.topi.nn.dense_bits import LARGEST_CODE, SMALLEST_MAGNITUDE, BlockWeights
 
@@ -359,18 +360,20 @@ def _narrowest(x: Array) -> Array:
 
 
 def dense_bits(
-    data: Expr, quantized: Array, scales: Array, zeros: Array | None, bits: int, *, int8_activations: bool = False,
-    table: Array | None = None,
+    data: Expr, quantized: Array | StoredConstant, scales: Array, zeros: Array | None, bits: int, *,
+    int8_activations: bool = False, table: Array | None = None,
 ) -> Call:  # fmt: skip
     """`data` (..., K) times (q - zero point) * scale, packed in panels; with a `table`, times table[q] * scale.
 
     Quantised weights q (N, K * bits / 8) are bytes, the first of those in a byte in its low bits; scales and zeros are
-    (N, blocks), zeros None for 2^(bits - 1). The last block may be longer than the data, which is then padded.
+    (N, blocks), zeros None for 2^(bits - 1). The last block may be longer than the data, which is then padded. Weights
+    that stay in a file, in any dimensions behind N, are packed when the model is stored.
     """
     require(len(data.shape) > 0, "data is a scalar; expected (..., K)")
     _check_table(quantized, scales, zeros, bits)
-    missing = quantized.shape[1] * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
-    op = DenseBits(units=len(quantized), bits=bits, int8_activations=int8_activations, has_table=table is not None)
+    units, length = _rows(quantized)
+    missing = length * 8 // bits - int(data.shape[-1])  # type: ignore[arg-type]
+    op = DenseBits(units=units, bits=bits, int8_activations=int8_activations, has_table=table is not None)
     values = [] if table is None else [Constant(table)]
     return op(pad_last(data, missing), *_packed(quantized, scales, zeros, bits), *values)
 
@@ -398,28 +401,56 @@ def routed_bits(
 
 
 def take_bits(
-    quantized: Array, scales: Array, zeros: Array | None, bits: int, indices: Expr, dtype: str, mode: str = "clip"
-) -> Call:
+    quantized: Array | StoredConstant, scales: Array, zeros: Array | None, bits: int, indices: Expr, dtype: str,
+    mode: str = "clip",
+) -> Call:  # fmt: skip
     """Rows of a table packed as the weights of `dense_bits`, which may be the same: indices.shape + (K,)."""
     _check_table(quantized, scales, zeros, bits)
-    op = TakeBits(units=len(quantized), bits=bits, dtype=dtype, mode=mode)
+    op = TakeBits(units=_rows(quantized)[0], bits=bits, dtype=dtype, mode=mode)
     return op(*_packed(quantized, scales, zeros, bits), indices)
 
 
-def _check_table(quantized: Array, scales: Array, zeros: Array | None, bits: int) -> None:
+def _rows(quantized: Array | StoredConstant) -> tuple[int, int]:
+    """The number of rows, and the bytes of one."""
+    if isinstance(quantized, StoredConstant):
+        return quantized.rows, quantized.nbytes // quantized.rows
+    return quantized.shape[0], quantized.shape[1]
+
+
+def _check_table(quantized: Array | StoredConstant, scales: Array, zeros: Array | None, bits: int) -> None:
     """Raise TypeInferenceError unless these are bytes (N, K * bits / 8) in whole words, and (N, blocks)."""
     require(bits in (4, 8), f"bits is {bits}; expected 4 or 8")
-    words = quantized.dtype == np.uint8 and quantized.ndim == 2 and quantized.shape[1] % 4 == 0
-    require(words, f"quantised weights {quantized.shape} of {quantized.dtype}; expected rows of words of 4 uint8")
+    stored = isinstance(quantized, StoredConstant)
+    words = quantized.dtype == "uint8" and (stored or quantized.ndim == 2) and _rows(quantized)[1] % 4 == 0
+    shape = quantized.tensor_type.shape if isinstance(quantized, StoredConstant) else quantized.shape
+    require(words, f"quantised weights {shape} of {quantized.dtype}; expected rows of words of 4 uint8")
     for each in (scales,) if zeros is None else (scales, zeros):
-        fits = each.ndim == 2 and len(each) == len(quantized)
-        require(fits, f"scales or zero points {each.shape}; expected (N, blocks) for weights {quantized.shape}")
+        fits = each.ndim == 2 and len(each) == _rows(quantized)[0]
+        require(fits, f"scales or zero points {each.shape}; expected (N, blocks) for weights {shape}")
 
 
-def _packed(quantized: Array, scales: Array, zeros: Array | None, bits: int) -> list[Constant]:
+def _packed(quantized: Array | StoredConstant, scales: Array, zeros: Array | None, bits: int) -> list[Constant]:
     """Codes, scales and, unless all are the middle of the range, zero points in panels."""
-    panels = [_in_panels(_words(quantized, bits)), _in_panels(_narrowest(scales))]
+    codes = _codes(quantized, bits)
+    panels = [_in_panels(_narrowest(scales))]
     if zeros is not None and not np.all(zeros == 1 << (bits - 1)):
         whole = np.array_equal(zeros, np.clip(np.rint(zeros), 0, 255))
         panels.append(_in_panels(zeros.astype(np.uint8) if whole else _narrowest(zeros)))
-    return [Constant(panel) for panel in panels]
+    return [codes, *[Constant(panel) for panel in panels]]
+
+
+def _codes(quantized: Array | StoredConstant, bits: int) -> Constant:
+    """The words of the codes in panels; of codes that stay in a file, packed while they are fetched."""
+    if not isinstance(quantized, StoredConstant):
+        return Constant(_in_panels(_words(quantized, bits)))
+    columns, length = _rows(quantized)
+    pack = _pack_4_bits if bits == 4 else _pack_8_bits
+    return StoredConstant.packed(quantized, (-(-columns // PANEL), length // 4, PANEL), np.dtype(np.int32), PANEL, pack)
+
+
+def _pack_4_bits(rows: Array) -> Array:
+    return _in_panels(_words(rows.reshape(len(rows), -1), 4))
+
+
+def _pack_8_bits(rows: Array) -> Array:
+    return _in_panels(_words(rows.reshape(len(rows), -1), 8))
