@@ -345,3 +345,32 @@ def test_dynamic_numbers_of_rows_have_lower_tiles(form: str, heights: set[int], 
     assert {int(rows) for rows in re.findall(r"amx_configure\((\d+),", text)} == heights
     assembly = relay.build(layer_of_rows(("n",), form)[0], SAPPHIRE).module.get_source("asm")
     assert [name for name in ("vpdpbusd", "vdpbf16ps") if name in assembly] == ([vectors] if vectors else [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("fixed", "strides", "padding", "dilation"), [
+    ({}, (1, 1), (1, 1, 1, 1), (1, 1)), ({0: 2}, (4, 4), (0, 4, 2, 0), (3, 1)), ({1: 10}, (1, 1), (3, 2, 3, 2), (3, 2)),
+    ({0: 1, 1: 7}, (2, 1), (0, 0, 0, 0), (1, 1)),
+], ids=str)  # fmt: skip
+def test_convolutions_of_dynamic_images(
+    fixed: dict[int, int], strides: tuple[int, int], padding: tuple[int, ...], dilation: tuple[int, int],
+    threads: int, form: str, amx_target: str,
+):  # fmt: skip
+    """Windows of fewer pixels than a tile has rows, as many, and more."""
+    random, of_bytes = np.random.default_rng(len(fixed)), form == "dot4"
+    weight = random.integers(-20, 21, (16, 64, 3, 3))
+    shape = [fixed.get(n, size_var(f"d{n}")) for n in range(3)]
+    attrs = {"strides": strides, "padding": padding, "dilation": dilation, "data_layout": "NHWC"}
+    x = var("x", (*shape, 64), "uint8" if of_bytes else "bfloat16")
+    if of_bytes:
+        y = make_call("nn.conv2d", (op.cast(x, "int32"), const(weight.astype(np.int32))), **attrs)
+    else:
+        y = make_call("nn.conv2d", (x, const(weight.astype(ml_dtypes.bfloat16))), out_dtype="float32", **attrs)
+    compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), f"{amx_target} -num-cores={threads}")
+    assert FORMS[form] in compiled.module.get_source("raw-ll")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    for sizes in ((1, 7, 5), (2, 9, 6), (3, 11, 17), (1, 7, 41)):
+        data = random.integers(0, 30, (*[fixed.get(n, size) for n, size in enumerate(sizes)], 64))
+        exact = np.maximum(y.op.reference(data.astype("float64"), weight.astype("float64")), 0)  # type: ignore[union-attr]
+        np.testing.assert_array_equal(runner(data.astype(str(x.dtype)))[0].numpy(), exact)

@@ -18,8 +18,8 @@ from relayc.topi.cpu.convolution.windows import (
     schedule_windows,
     vectorize_windows,
 )
-from relayc.topi.cpu.products.amx import plan_tiles, schedule_tiles
-from relayc.topi.cpu.products.matmul import tile_product, versions
+from relayc.topi.cpu.products.amx import plan_tiles
+from relayc.topi.cpu.products.matmul import schedule_amx, tile_product, versions
 from relayc.topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from relayc.topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from relayc.topi.cpu.products.store_order import StoreOrder
@@ -52,8 +52,13 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     """
     target = at_precision_of(target, anchor.output(0).dtype)
     tiles = plan_tiles(outs[0], anchor, target)
+
+    def one_by_one() -> te.Schedule:
+        plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+        return _tiled(outs, anchor, target, _in_blocks([plan, *fewer_rows(plan)][-1], anchor, target, 1))
+
     return first_of("convolution", (
-        ("AMX tiles", lambda: schedule_tiles(outs, anchor, target, tiles) if tiles else tiles),
+        ("AMX tiles", lambda: schedule_amx(outs, anchor, target, tiles, one_by_one) if tiles else tiles),
         ("register tiles", lambda: _in_register_tiles(outs, anchor, target)),
     ))  # fmt: skip
 

@@ -50,9 +50,11 @@ if TYPE_CHECKING:
 
     from relayc.backend.target import Target
     from relayc.te.tir import PrimExpr
+    from relayc.topi.cpu.products.amx import TilePlan
 
 __all__ = [
-    "for_any_rows", "place_panels", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product",
+    "for_any_rows", "place_panels", "schedule_amx", "schedule_batch_matmul_packed", "schedule_dense_packed",
+    "tile_product",
     "tile_results", "versions",
 ]  # fmt: skip
 
@@ -166,17 +168,23 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
         plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
         return for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1], _FEW_ROWS)
 
+    def one_by_one() -> te.Schedule:
+        plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+        return _dense_packed(outs, anchor, target, [plan, *fewer_rows(plan)][-1])
+
     def by_tiles() -> te.Schedule | Refused:
-        if not tiles:
-            return tiles
-        fewest = FEWEST_AMX_ROWS[anchor.attrs["form"]]
-        schedules = [schedule_tiles(outs, anchor, target, plan) for plan in tile_plans(tiles, fewest)]
-        if not tiles.block and fewest > 1:
-            plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
-            schedules.append(_dense_packed(outs, anchor, target, [plan, *fewer_rows(plan)][-1]))
-        return versions(schedules)
+        return schedule_amx(outs, anchor, target, tiles, one_by_one) if tiles else tiles
 
     return first_of("product", (("AMX tiles", by_tiles), ("register tiles", by_vectors)))
+
+
+def schedule_amx(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, tiles: TilePlan, few: Callable[[], te.Schedule]
+) -> te.Schedule:
+    """A schedule by AMX's tiles; of a dynamic number of rows others for fewer, and `few` for those that don't pay."""
+    fewest = FEWEST_AMX_ROWS[anchor.attrs["form"]]
+    schedules = [schedule_tiles(outs, anchor, target, plan) for plan in tile_plans(tiles, fewest)]
+    return versions([*schedules, few()] if not tiles.block and fewest > 1 else schedules)
 
 
 def for_any_rows(
