@@ -2,10 +2,10 @@
 
     python -m benchmarks.dynamic --zoo FOLDER [--models bert_base,gpt2] [--threads 1] [--rounds 9] [--seconds 0.3]
 
-The zoo's models are made symbolic in the batch or in the sequence and compiled once; then they run at several sizes,
-interleaved with models compiled for each size. The result is the median of the ratios of consecutive measurements,
-dynamic over static time: 1.10 means that one model for all sizes takes 10 % longer. With one thread the CPU time of the
-thread is measured, so that other programs disturb little. Results must agree.
+The zoo's models are made symbolic in the batch, in the sequence or in both sides of images, and compiled once; then
+they run at several sizes, interleaved with models compiled for each size. The result is the median of the ratios of
+consecutive measurements, dynamic over static time: 1.10 means that one model for all sizes takes 10 % longer. With one
+thread the CPU time of the thread is measured, so that other programs disturb little. Results must agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,21 +31,33 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the zoo, the axis of its inputs that is symbolic, and the sizes that it runs at."""
+    """A model of the zoo, the axes of its inputs that are symbolic, by their names, and the sizes that they have."""
 
     model: str
-    name: str
-    axis: int
+    axes: dict[int, str]
     sizes: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """The names of the symbolic axes."""
+        return " and ".join(self.axes.values())
 
+    @property
+    def is_of_images(self) -> bool:
+        """Whether sides of images are symbolic, on which no constant of the models depends."""
+        return len(self.axes) > 1
+
+
+_BATCH, _SEQUENCE, _SIDES = {0: "batch"}, {1: "sequence"}, {2: "height", 3: "width"}
 CASES = (
-    Case("resnet50", "batch", 0, (1, 2, 8)),
-    Case("mobilenet_v2", "batch", 0, (1, 2, 8)),
-    Case("light_squeezenet", "batch", 0, (1, 2, 8)),
-    Case("bert_base", "batch", 0, (1, 2, 4)),
-    Case("bert_base", "sequence", 1, (8, 16, 32, 128, 200)),
-    Case("gpt2", "sequence", 1, (8, 16, 32, 128, 200)),
+    Case("resnet50", _BATCH, (1, 2, 8)),
+    Case("mobilenet_v2", _BATCH, (1, 2, 8)),
+    Case("light_squeezenet", _BATCH, (1, 2, 8)),
+    Case("bert_base", _BATCH, (1, 2, 4)),
+    Case("bert_base", _SEQUENCE, (8, 16, 32, 128, 200)),
+    Case("gpt2", _SEQUENCE, (8, 16, 32, 128, 200)),
+    Case("resnet50", _SIDES, (96, 160, 224, 320)),
+    Case("mobilenet_v2", _SIDES, (96, 160, 224, 320)),
 )
 
 
@@ -53,12 +65,24 @@ LONGEST = 256
 """Positions in the constants of models with a symbolic sequence."""
 
 
-def resized(feeds: Arrays, axis: int, size: int) -> Arrays:
-    """The inputs with `size` entries along the axis, repeated as often as that takes."""
-    return {name: np.ascontiguousarray(np.take(x, np.arange(size) % x.shape[axis], axis)) for name, x in feeds.items()}
+def resized(feeds: Arrays, axes: Iterable[int], size: int) -> Arrays:
+    """The inputs with `size` entries along the axes, repeated as often as that takes."""
+    for axis in axes:
+        feeds = {name: np.take(x, np.arange(size) % x.shape[axis], axis) for name, x in feeds.items()}
+    return {name: np.ascontiguousarray(x) for name, x in feeds.items()}
 
 
-def made_symbolic(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
+def with_symbols(
+    model: onnx.ModelProto, case: Case, feeds: Arrays
+) -> tuple[onnx.ModelProto, dict[str, tuple[int | str, ...]]]:
+    """The model for any size along the axes of the case, and the shapes of its inputs, `feeds` for the exported one."""
+    if not case.is_of_images:
+        (along,) = case.axes
+        model = _made_symbolic(model, along, next(iter(feeds.values())).shape[along])
+    return model, {name: tuple([case.axes.get(a, n) for a, n in enumerate(x.shape)]) for name, x in feeds.items()}
+
+
+def _made_symbolic(model: onnx.ModelProto, along: int, size: int) -> onnx.ModelProto:
     """The model, exported for `size` along the axis, as an exporter writes it for a symbolic dimension: Reshape copies
     or infers the dimension, and constants that lie along it are sliced to its length."""
     graph = model.graph
@@ -78,15 +102,15 @@ def made_symbolic(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelPr
             made[result] = helper.make_node("Slice", inputs, [result])
         return result
 
-    made["length"] = helper.make_node("Shape", [data], ["length"], start=case.axis, end=case.axis + 1)
+    made["length"] = helper.make_node("Shape", [data], ["length"], start=along, end=along + 1)
     for node in graph.node:
         for i, name in enumerate(node.input):
             table = values.get(name)
             if table is None:
                 continue
-            axes = [a for a, n in enumerate(table.shape) if n == size and case.axis > 0]
+            axes = [a for a, n in enumerate(table.shape) if n == size and along > 0]
             if node.op_type == "Reshape":
-                shape = _symbolic_shape(table.tolist(), case.axis, size)
+                shape = _symbolic_shape(table.tolist(), along, size)
                 node.input[i] = constant(f"{name}_symbolic", np.array(shape, np.int64))
                 del node.attribute[:]  # allowzero: 0 is to copy
             elif axes and (table.dtype.kind in "ib" or set(table.shape) == {1, size}):
@@ -150,12 +174,10 @@ def measure(case: Case, zoo: Path, threads: int, rounds: int, seconds: float) ->
     path = zoo / f"{case.model}.onnx"
     model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
     feeds = {value.name: feeds[value.name] for value in model.graph.input if value.name in feeds}
-    model = made_symbolic(model, case, next(iter(feeds.values())).shape[case.axis])
-    symbolic = {name: tuple([case.name if a == case.axis else n for a, n in enumerate(x.shape)])
-                for name, x in feeds.items()}  # fmt: skip
+    model, symbolic = with_symbols(model, case, feeds)
     dynamic = executor(model, symbolic, threads)
     for size in case.sizes:
-        inputs = resized(feeds, case.axis, size)
+        inputs = resized(feeds, case.axes, size)
         static = executor(model, {name: x.shape for name, x in inputs.items()}, threads)
         found, expected = ([y.numpy() for y in model(**inputs)] for model in (dynamic, static))
         for x, y in zip(found, expected, strict=True):

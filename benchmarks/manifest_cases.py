@@ -196,9 +196,8 @@ def _dynamic_models(zoo: Path | None) -> Iterator[Case | None]:
 def _symbolic(case: dynamic.Case, zoo: Path) -> IRModule:
     path = zoo / f"{case.model}.onnx"
     model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
-    size = feeds[model.graph.input[0].name].shape[case.axis]
-    shapes = {value.name: _open_axis(feeds[value.name].shape, case.axis) for value in model.graph.input}
-    return from_onnx(dynamic.made_symbolic(model, case, size), shape=shapes)[0]
+    model, shapes = dynamic.with_symbols(model, case, {value.name: feeds[value.name] for value in model.graph.input})
+    return from_onnx(model, shape=shapes)[0]
 
 
 PROGRAMS: dict[str, Program] = {
